@@ -1,7 +1,6 @@
 """Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does.
 
-The public names are those of ``__init__.pyi``. A name is imported when it is first used: a task and a command load only
-the parts that they need.
+``__init__.pyi`` lists the public names. Each is imported on first use, so tasks and commands load only what they need.
 """
 
 import ast

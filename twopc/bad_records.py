@@ -1,7 +1,7 @@
-"""Records that a sink can't write: they are left out of its transaction, and returned with the reason.
+"""Leaves records that a sink can't write out of its transaction, and returns them with the reason.
 
-A sink that refuses a record raises ``RecordRefused``, which fails the batch, and fails it again after a restart. If
-another sink takes such records, the transaction goes on without them.
+A refused record raises ``RecordRefused``, which fails the batch, and fails it again after a restart. If another sink
+takes such records, the transaction continues without them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | None:
-    """Return the position of the first bad value of ``column``, or None, where ``are_fine`` tells whether all values of
-    a part of it are good. Looks by halves, as a cast fails only as a whole."""
+    """Return the position of the first bad value of ``column``, or None. ``are_fine`` returns whether all values of a
+    slice are good. Bisects, because a cast fails only as a whole."""
     if are_fine(column):
         return None
     first, count = 0, len(column)
@@ -31,7 +31,8 @@ def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | N
 
 
 def are_utf8(texts: pa.Array) -> bool:
-    """Whether strings are UTF-8. Spark does not look at the bytes that it takes for a string, such as in a cast."""
+    """Return whether all strings are valid UTF-8. Spark does not check bytes that it treats as a string, for example in
+    a cast."""
     try:
         texts.validate(full=True)
     except ValueError:  # ArrowInvalid
@@ -44,8 +45,8 @@ _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
 def are_in_years(values: pa.Array) -> bool:
-    """Whether all dates, or timestamps in UTC, are in the years 1 to 9999, which are all that most systems know.
-    Nanoseconds reach from 1677 to 2262 alone."""
+    """Return whether all dates, or timestamps in UTC, are in the years 1 to 9999, the range of most systems.
+    Timestamps in nanoseconds always are: they range from 1677 to 2262."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -61,8 +62,8 @@ def are_in_years(values: pa.Array) -> bool:
 
 
 def are_held(values: pa.Array) -> bool:
-    """Whether Python holds all values: it has no text that is not UTF-8, no time outside of the years 1 to 9999, and no
-    nanoseconds, which pyarrow drops from times of a day without a word."""
+    """Return whether Python can hold all values: no invalid UTF-8, no year outside 1 to 9999, no nanoseconds. pyarrow
+    silently drops nanoseconds only from times of day, so those are cast first."""
     try:
         values.cast(_without_nanoseconds(values.type)).to_pylist()
     except (ValueError, OverflowError):
@@ -88,8 +89,8 @@ def _without_nanoseconds(type: pa.DataType) -> pa.DataType:
 
 def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
-    whose target system does not report which record it refuses: if it refuses one, it has written none of the batch.
-    The records are written in their order, by halves where one is refused."""
+    whose target system does not report which record it refuses. A refused batch must leave nothing written; it is
+    halved and written again, in the order of its records."""
     try:
         write(batch)
     except RecordRefused as error:
@@ -108,10 +109,10 @@ def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordB
 
 
 def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-    """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink.
-    If ``write`` refuses a record by its position, it has written none of the batch. The records are written in their
-    order. Raises RecordRefused if the refusal names no record of the batch."""
-    ahead = [(0, batch)]  # what is to be written, and the position of its first record; the last part is the next
+    """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
+    whose ``write`` refuses a record by its position, before it writes any of the batch. The records are written in
+    their order. Raises RecordRefused if the refusal names no record of the batch."""
+    ahead = [(0, batch)]  # a stack of parts to write, each with the position of its first record
     while ahead:
         first, part = ahead.pop()
         try:
@@ -122,7 +123,7 @@ def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBat
             refused, at = error, error.record
         else:
             continue
-        # Parts share the batch's memory. A copy without the record would cost as much for each bad record.
+        # Slices share the batch's memory. A filtered copy would copy the batch once per bad record.
         around = (first + at + 1, part.slice(at + 1)), (first, part.slice(0, at))
         ahead += [(position, records) for position, records in around if records.num_rows]
         refused.record = first + at
@@ -130,7 +131,7 @@ def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBat
 
 
 def one_too_many(refused: RecordRefused, at_most: int) -> RecordRefused:
-    """Return the error for a bad record after as many as a batch may have."""
+    """Return the error for a bad record beyond the batch's limit."""
     error = RecordRefused(
         f"{at_most} records of the batch were refused before, as many as its limit of bad records. This one:"
         f" {super(RecordRefused, refused).message}"

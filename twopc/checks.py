@@ -30,8 +30,7 @@ class CheckResult:
 
     Attributes:
         result: passed, warning or failed.
-        check: the name of the check: a noun phrase that is true whatever the result is, such as ``topic 'orders':
-            replication``.
+        check: the name of the check: a noun phrase that fits every result, such as ``topic 'orders': replication``.
         detail: what was found, such as ``1 replica``. May be empty if the check passed.
         advice: what to do now, such as ``use 3``. Empty if the check passed, or if ``detail`` has an error's message,
             which ends with what to do.
@@ -72,11 +71,11 @@ class CheckResult:
 
     @classmethod
     def of(cls, check: str, call: Callable[[], object]) -> CheckResult:
-        """Make ``call``: failed by the error that it raises, else passed.
+        """Run a check that passes unless ``call`` raises.
 
-        A call that gets no answer is repeated for ``PATIENCE_S``, as the target system may be starting.
+        A call that gets no answer is repeated for ``PATIENCE_S``, because the target system may be starting.
         """
-        from twopc.retry import until_answered  # its imports lead to the contract, which imports this module
+        from twopc.retry import until_answered  # here, because it imports the contract, which imports this module
 
         try:
             until_answered(check, call, patience_s=PATIENCE_S)

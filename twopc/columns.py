@@ -1,5 +1,4 @@
-"""What the sinks of tables have in common where records meet columns: which columns must fit, which values are refused,
-and the words for it. This module sends no request."""
+"""Checks that sinks of tables share: which columns fit, which values are refused, and the messages. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ADVICE = "Correct or filter such records."
-"""How the reason ends for which a record is refused."""
+"""Ends the reason for which a record is refused."""
 
 
 class TableColumn(Protocol):
@@ -31,22 +30,22 @@ class TableColumn(Protocol):
 
     @property
     def is_generated(self) -> bool:
-        """Whether the database computes its values."""
+        """Whether the database computes the column's values."""
 
     @property
     def need(self) -> str | None:
-        """Why records need it, and what to do; None if it is optional."""
+        """Why records need the column, and what to do; None if it is optional."""
 
     def keeps(self, type: pa.DataType) -> bool:
-        """Return whether the column keeps each value of an Arrow type, or the sink refuses the others."""
+        """Return whether the column stores every value of an Arrow type unchanged, except values that sinks refuse."""
 
     def advice(self, type: pa.DataType) -> str:
         """Return advice for a type that the column can't keep."""
 
 
 def check_columns(schema: pa.Schema, columns: Collection[TableColumn], table: str) -> None:
-    """Make sure that records of ``schema`` fit into a table, and that no value would be changed. Raises SchemaMismatch:
-    a column does not fit. The message names it."""
+    """Check that records of ``schema`` fit into a table without a changed value. Raises SchemaMismatch, which names a
+    column that does not fit."""
     check_types(schema, columns, table)
     for column in columns:
         if column.need and column.name not in schema.names:
@@ -54,7 +53,7 @@ def check_columns(schema: pa.Schema, columns: Collection[TableColumn], table: st
 
 
 def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str) -> None:
-    """Make sure that the columns of ``schema`` fit into those of a table, which may have others. Raises like
+    """Check that the columns of ``schema`` fit into a table, which may have more columns. Raises like
     ``check_columns``."""
     by_name = {column.name: column for column in columns}
     check_names(schema.names, by_name, table)
@@ -72,8 +71,9 @@ def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str)
 def check_names(
     names: Collection[str], columns: Collection[str], table: str, same: Callable[[str], str] = str, or_else: str = ""
 ) -> None:
-    """Make sure that each column of records is one of a table's ``columns``, once. ``same`` makes names equal that the
-    table can't tell apart; ``or_else`` is another advice about columns that it lacks. Raises like ``check_columns``."""
+    """Check that each column of the records is one of a table's ``columns``, and occurs once. ``same`` maps names that
+    the table can't tell apart to one name. ``or_else`` is further advice on an unknown column. Raises like
+    ``check_columns``."""
     if twice := [name for name, count in Counter(map(same, names)).items() if count > 1]:
         raise SchemaMismatch(f"Column names must be unique: rename or drop {twice[0]!r}")
     known, has = {*map(same, columns)}, ", ".join(columns)
@@ -89,15 +89,15 @@ def check_fixed_columns(
     fits: Callable[[str, pa.DataType], bool],
     converted: Callable[[str, pa.DataType], str],
 ) -> None:
-    """Make sure that records have only columns of a sink whose columns have a meaning of their own, such as ``key``,
-    each once and of a type that fits, and that they have the column ``value``. Raises SchemaMismatch, which names it.
+    """Check records for a sink with predefined columns, such as ``key``. Each column must be one of these, occur once
+    and have a fitting type, and ``value`` must be there. Raises SchemaMismatch, which names the column.
 
     Args:
-        schema: the records'.
+        schema: the schema of the records.
         sink: the sink, for messages.
-        columns: name → the types that it may have, in words.
-        fits: whether a column of this name may have a type.
-        converted: an expression of Spark SQL that makes such a column one that fits.
+        columns: name → the types that the column may have, in words.
+        fits: returns whether a column of this name may have a type.
+        converted: returns a Spark SQL expression that converts such a column to a type that fits.
     """
     names = schema.names
     for name in names:
@@ -119,21 +119,20 @@ def check_fixed_columns(
 
 
 def has_room(type: pa.Decimal128Type, precision: int, scale: int) -> bool:
-    """Return whether numbers with ``precision`` digits, ``scale`` of them after the point, include every value of a
+    """Return whether numbers of ``precision`` digits, ``scale`` of them after the point, can hold every value of a
     decimal type."""
     return bool(type.scale <= scale and type.precision - type.scale <= precision - scale)
 
 
 def require(values: pa.Array, are_fine: Callable[[pa.Array], bool], reason: str, column: str) -> None:
-    """Raise RecordRefused for the first bad value of ``column``, by its position. ``are_fine`` tells whether all values
-    of a part of it are good. ``reason`` is what is wrong otherwise; it shows no value."""
+    """Raise RecordRefused for the first bad value of ``column``, with its position. ``are_fine`` returns whether all
+    values of a slice are good. ``reason`` is what is wrong with a bad value; it must not show the value."""
     if (record := first_bad(values, are_fine)) is not None:
         raise RecordRefused(f"{reason}. {ADVICE}", record=record, column=column)
 
 
 def require_each(are_fine: pa.Array, reason: str, column: str) -> None:
-    """Raise RecordRefused like ``require``, where ``are_fine`` has for each value whether it is good. Null counts as
-    fine."""
+    """Raise RecordRefused like ``require``, for the first false value of ``are_fine``. Null counts as true."""
     import pyarrow.compute as pc
 
     if (record := pc.index(are_fine, False).as_py()) >= 0:
@@ -144,9 +143,9 @@ CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number 
 
 
 def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
-    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number, as
-    it is spelled. Such a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as
-    kept: the server refuses it, with its reason."""
+    """Return whether a column that parses JSON keeps ``texts`` unchanged. ``is_kept`` returns whether it keeps a number
+    with this spelling. Such a column drops one of two equal keys, so no object may repeat a key. Invalid JSON counts as
+    kept, because the server refuses it and gives the reason."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
@@ -160,14 +159,13 @@ def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
         for text in texts:
             with contextlib.suppress(json.JSONDecodeError):
                 json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
-    except (KeyError, ArithmeticError, RecursionError):  # the last: a server may follow further than Python
+    except (KeyError, ArithmeticError, RecursionError):  # RecursionError: a server may allow deeper nesting
         return False
     return True
 
 
 def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:
-    """Make sure that a table has the columns of a key. Raises ConfigurationError: it lacks one. The message names
-    it."""
+    """Check that a table has the columns of a key. Raises ConfigurationError, which names a missing one."""
     for name in key:
         if name not in columns:
             raise ConfigurationError(
@@ -185,8 +183,8 @@ def not_whole(column: str, table: str) -> SchemaMismatch:
 
 
 def require_keys(records: pa.RecordBatch, key: Collection[str]) -> None:
-    """Make sure that each record has a value in each column of its ``key``: where no two nulls are equal, a record
-    without one would replace nothing. Raises RecordRefused: one has none."""
+    """Check that each record has a value in every column of its ``key``. Nulls are never equal in a database, so a
+    record with a null key would replace nothing. Raises RecordRefused for a record with a null."""
     for name in key:
         require(
             records.column(name),

@@ -1,4 +1,4 @@
-"""Phase two in one process: commits one wave of a decided batch, on threads, and sinks together where they can."""
+"""Phase two in one process: commits one wave of a decided batch on threads, several sinks together where possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitCall:
-    """One call of phase two: the transactions of a sink that it commits, and the call."""
+    """One call of phase two, and the transactions of a sink that it commits."""
 
     sink: str
     committables: tuple[Committable, ...]
@@ -32,7 +32,7 @@ class CommitCall:
 
     @property
     def transaction_id(self) -> str | None:
-        """The transaction that it commits; None if it commits several."""
+        """The transaction that the call commits; None if it commits several."""
         return self.committables[0].transaction_id if len(self.committables) == 1 else None
 
     def __str__(self) -> str:
@@ -43,29 +43,29 @@ Due: TypeAlias = "Sequence[tuple[TwoPhaseCommitSink[Any], Sequence[Committable]]
 """Sinks, and their transactions of one decided batch."""
 
 Group: TypeAlias = "dict[WholeBatchSink[Any], Sequence[Committable]]"
-"""Those of them that are committed together."""
+"""Sinks that are committed together, and their transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """The commits that one ``Commit`` effect asks for."""
+    """The commits of one ``Commit`` effect."""
 
     asked: Commit
     sinks: Mapping[str, TwoPhaseCommitSink[Any]]
-    at_once: int  # threads for each sink. With 1, the calling thread commits.
+    at_once: int  # threads per sink. With 1, the calling thread commits.
     tell: Callable[[Event], None]  # tells observers
     waits: Waits  # the waits of the coordinator
     running: list[Worker]  # the threads that have not ended
 
     def failures(self) -> list[FailedCommit]:
-        """Make every commit, and return those that failed. An error of one leaves no other undone."""
+        """Try every commit, and return those that failed. An error does not stop the others."""
         calls = commit_calls(self.asked.batch_id, [(self.sinks[name], due) for name, due in self.asked.due.items()])
         by_sink = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
-        # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
+        # Each sink has its own threads, so that a target system that is away does not delay other sinks.
         return [*chain.from_iterable(self._map(len(by_sink), len(by_sink))(self._failures_of_sink, by_sink))]
 
     def _map(self, calls: int, at_once: int) -> Callable[..., Iterable[Any]]:
-        """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
+        """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` threads."""
         if self.at_once == 1 or calls <= 1:
             return map
         give_up, running = self.waits.given_up.set, self.running
@@ -82,18 +82,18 @@ class Wave:
         try:
             until_answered(what, call.commit, tell=self.tell, waits=self.waits, among=among, decided_batch_id=batch_id)
             self._tell_committed(call)
-        except Exception as error:  # noqa: BLE001  # the protocol judges it when all attempts have ended
+        except Exception as error:  # noqa: BLE001  # the protocol judges it after all attempts
             return FailedCommit(call.sink, call.committables, error)
         return None
 
     def _commit_many(self, calls: Sequence[CommitCall]) -> Sequence[CommitCall]:
-        """Have a sink commit several transactions at once, if it can. Return the calls that are left to make."""
+        """Have a sink commit several transactions at once, if it can. Return the calls that remain."""
         sink = self.sinks[calls[0].sink]
         if len(calls) == 1 or not sink.commits_many:
             return calls
         try:
             committed = frozenset(sink.commit_many([call.committables[0] for call in calls]))
-        except Exception as error:  # noqa: BLE001  # it is not believed: each commit finds out what happened
+        except Exception as error:  # noqa: BLE001  # not trusted: each commit finds out what happened
             logger.warning(
                 "batch %d is decided; sink %r could not commit its %d transactions at once, and commits them one by"
                 " one: %s: %s",
@@ -112,8 +112,8 @@ class Wave:
 
 
 def commit_calls(batch_id: int, due: Due) -> list[CommitCall]:
-    """Return the calls that commit ``due``, in the order of the sinks. Sinks of one group that have transactions are
-    committed together before the first of their own calls."""
+    """Return the calls that commit ``due``, in the order of the sinks. The first call of a group commits its sinks
+    together, before their own commits."""
     together = dict[str, _Once]()
     for group in _groups(due):
         once = _Once(batch_id, group)
@@ -145,7 +145,7 @@ def _groups(due: Due) -> list[Group]:
 
 
 class _Once:
-    """One call of ``commit_together``, by whichever thread comes first. The others wait for it."""
+    """Calls ``commit_together`` once, on the first thread that needs it. The other threads wait."""
 
     def __init__(self, batch_id: int, due: Group) -> None:
         self._batch_id, self._due = batch_id, due
@@ -154,7 +154,7 @@ class _Once:
         self._was_called = False
 
     def then(self, commit: Callable[[], None]) -> None:
-        """Make sure that the call has ended, then commit one sink. That commit alone finds out what happened."""
+        """Make the call if no thread has, then commit one sink. Only that commit determines the sink's outcome."""
         with self._lock:
             if not self._was_called:
                 self._was_called = True
@@ -164,7 +164,7 @@ class _Once:
     def _commit_together(self) -> None:
         try:
             type(next(iter(self._due))).commit_together(self._batch_id, self._due)
-        except Exception as error:  # noqa: BLE001  # it is not believed: each sink looks for itself
+        except Exception as error:  # noqa: BLE001  # not trusted: each sink checks for itself
             logger.warning(
                 "batch %d is decided; it could not be committed together to the sinks %s, which commit it one by one:"
                 " %s: %s",

@@ -1,7 +1,7 @@
 """The coordinator of one query: the public class over the protocol.
 
-What happens in which order is in ``protocol``, which decides everything. Here callers are admitted one at a time, and a
-thread of its own rests between batches. ``performer`` does what the protocol asks for.
+``protocol`` decides everything, in order, and ``performer`` does what the protocol asks for. This module admits callers
+one at a time, and has a thread that rests between batches.
 
 After any error the coordinator closes itself. The next call opens a new incarnation and recovers first.
 """
@@ -57,15 +57,15 @@ class Coordinator:
         replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.
-        commits_at_once: threads of phase two for each sink. A commit mostly waits for its target system. With 1, the
-            calling thread alone works: a target system that is away keeps the sinks after it waiting, and a batch that
-            takes longer than a sink has for it (``seals_within_s``) is told of only when it is sealed.
-        rest_interval_s: how long after a batch, and how often from then on, a thread of its own calls ``rest``; None
+        commits_at_once: threads of phase two per sink. A commit mostly waits for its target system. With 1, only the
+            calling thread works: a target system that is away delays the sinks after it, and a batch that takes longer
+            than a sink allows (``seals_within_s``) is reported only when it is sealed.
+        rest_interval_s: how long after a batch, and how often from then on, a background thread calls ``rest``; None
             for never.
         start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the
             first decision there is no such limit: only the target system's answer ends a decided transaction.
-        gives_up: called each time that a target system has given no answer; True ends the wait. The waiting call then
-            raises ``Retriable``, and the next call recovers.
+        gives_up: called each time that a target system does not answer. If it returns True, the waiting call raises
+            ``Retriable``, and the next call recovers.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Coordinator:
         _check(sinks)
         if commits_at_once < 1:
             raise ConfigurationError(f"commits_at_once must be 1 or more, not {commits_at_once}")
-        self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
+        self._sinks = dict(sorted(sinks.items()))  # the same order in every start
         self._store = store_of(log)
         self._owner, self._first_batch_id = owner, first_batch_id
         copies = replay_copies
@@ -94,7 +94,7 @@ class Coordinator:
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
-        self._has_passed = False  # what comes before a batch and may fail at each start
+        self._has_passed = False  # the steps before a batch that may fail at each start
         self._turns = Turns(self._performer)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
 
@@ -109,15 +109,15 @@ class Coordinator:
 
     @property
     def opening(self) -> Opening:
-        """What ``recover`` took, for the ``run`` of a coordinator in another process."""
+        """How long ``recover`` took, for the ``run`` of a coordinator in another process."""
         return self._performer.metrics.opening
 
     @property
     def next_batch_id(self) -> int:
-        """The first batch that the log has not decided: where a loop without Spark begins after a restart.
+        """The first batch that the log has not decided, where a loop without Spark begins after a restart.
 
-        Reads the log and opens nothing. Call ``recover`` first: if a crash left the last batch decided and uncommitted,
-        no later call may come to commit it.
+        Reads the log and opens nothing. Call ``recover`` first: after a crash, the last batch may be decided and
+        uncommitted, and perhaps no later call commits it.
 
         Raises:
             TwoPhaseCommitError: the log can't be read.
@@ -151,27 +151,28 @@ class Coordinator:
         """Write batch ``batch_id`` exactly once.
 
         Args:
-            batch_id: the batch after the newest that the log has decided; or one that it has decided, which is then
-                recognized by ``reads`` as long as the log keeps its entry, and not written again.
+            batch_id: the batch after the newest that the log has decided, or a decided batch. A decided batch is not
+                written again; it is recognized by ``reads`` as long as the log keeps its entry.
             phase_one: has participants write the batch's records, and returns the votes of the winning attempts, one
-                per partition. Called once, or not at all if the batch is decided already.
-            reads: what the batch reads from its source, as JSON, such as offsets: the same whenever this batch is run
-                again, and different for any other. It identifies the batch; without it the number alone does.
+                per partition. Called once, or not at all if the batch is already decided.
+            reads: what the batch reads from its source, as JSON, such as offsets. It must be the same whenever this
+                batch is run again, and different for every other batch. It identifies the batch; without it, only the
+                number does.
             follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
                 In a dictionary, top-level keys that ``follows`` lacks are not compared.
-            began_s: an earlier reading of this machine's ``time.perf_counter``, if participants began before this call.
+            began_s: when participants began, by this machine's ``time.perf_counter``, if that was before this call.
             opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this one resumed
                 it. For the metrics.
             recompute: has participants write partitions of this batch again, each only to the sinks that have lost it,
                 and returns their votes. Called for transactions that a target system has rolled back after their
-                decision, if they were written with hashes (``Participant.write``). If the records are not the same,
-                the query stops.
-            left_out: what participants left out of the batch, for the metrics. Called after ``phase_one``.
-            already_decided: called for a batch that is not written again, when it is committed. What it raises ends the
-                run, and counts like any failure.
+                decision, if they were written with hashes (``Participant.write``). If the records differ, the query
+                stops.
+            left_out: returns what participants left out of the batch, for the metrics. Called after ``phase_one``.
+            already_decided: called for a batch that is not written again, after its commit. An error that it raises
+                ends the run, and counts like any failure.
 
         Raises:
-            LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
+            LogMismatch: the log has other ``reads`` for this batch, or other reads for the previous one than
                 ``follows``; or the batch is neither the newest decided one nor the next. Nothing was written.
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
@@ -195,7 +196,7 @@ class Coordinator:
             if decision is None:
                 try:
                     already_decided()
-                except RoundAborted as error:  # which would say that nothing of the batch is visible
+                except RoundAborted as error:  # its message would deny that the batch is visible
                     raise NotComputedAgain(
                         f"batch {batch_id} is decided and committed, and was not evaluated again: {error.message}"
                     ) from error
@@ -218,7 +219,7 @@ class Coordinator:
 
         def recovered() -> Entry:
             life = self._begin()
-            perform(protocol.settle(life, recovered=True), self._performer.do)  # raises what had to wait for its batch
+            perform(protocol.settle(life, recovered=True), self._performer.do)  # raises a loss that waits for its batch
             return life.tail
 
         return self._turns.take("recover", recovered)
@@ -226,11 +227,12 @@ class Coordinator:
     def resume(self, log_id: str, incarnation: int) -> None:
         """Continue an incarnation that ``recover`` opened in another process.
 
-        Transactions that participants have pre-committed in it stay, for the next ``run`` to decide. Only one process
-        at a time may continue an incarnation.
+        Its pre-committed transactions stay, for the next ``run`` to decide. Only one process at a time may continue an
+        incarnation.
 
         Raises:
-            Fenced: a newer incarnation has opened, or the log was replaced. Raises otherwise like ``run``.
+            Fenced: a newer incarnation has opened, or the log was replaced.
+            TwoPhaseCommitError: like ``run``.
         """
 
         def resumed() -> None:
@@ -240,13 +242,13 @@ class Coordinator:
         self._turns.take("resume", resumed)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
-        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` before. Raises like ``run``."""
+        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` first. Raises like ``run``."""
         as_read = as_logged(reads), as_logged(follows)
         offer = Offer(batch_id, lambda _: (), *as_read, None, None, self._first_batch_id)
         return perform(protocol.recognize(self._life, offer), self._performer.do)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """Make sure that each sink named in ``schemas`` can write records of its schema. For use between batches.
+        """Check that each sink named in ``schemas`` can write records of its schema. For use between batches.
 
         Raises:
             Refused: a sink can't; nothing was written.
@@ -266,8 +268,8 @@ class Coordinator:
 
     def rest(self) -> None:
         """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
-        sweep. Does nothing while a batch runs or before an incarnation is open, and rolls nothing back before the first
-        ``run``: participants may have voted for it elsewhere.
+        sweep. Does nothing while a batch runs or before an incarnation is open. Rolls nothing back before the first
+        ``run``, because participants of another process may already have voted for it.
 
         Raises:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
@@ -284,7 +286,7 @@ class Coordinator:
         self._turns.rest(rested)
 
     def close(self) -> None:
-        """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
+        """Stop cleanly: record in the log that no batch is in doubt. Waits for a running batch. ``run`` may be called
         again.
 
         Raises:
@@ -307,14 +309,14 @@ class Coordinator:
 
     @contextlib.contextmanager
     def failures_counted(self) -> Iterator[None]:
-        """Count what fails inside, between two batches, like a failure of a batch: what a source or a plan raises.
+        """Count an error of the block, such as of a source or a plan, like a failed batch. For use between batches.
 
-        Within a batch it does nothing, as the batch counts how it fails.
+        Within a batch it does nothing, because the batch counts its own failures.
 
         Raises:
-            RepeatedFailure: instead of an error that came again and again.
-            Fenced: instead of any error, which is its cause: a newer coordinator has opened the log meanwhile.
-            InDoubt: instead of any error, which is its cause: it is not known whether the log has the last entry.
+            RepeatedFailure: in place of an error that came again and again.
+            Fenced: in place of any error, which becomes its cause: a newer coordinator has opened the log.
+            InDoubt: in place of any error, which becomes its cause: the log may or may not have the last entry.
         """
         try:
             yield
@@ -323,11 +325,11 @@ class Coordinator:
             if self._turns.is_mine:
                 raise
             failed: Exception = error
-            if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
+            if isinstance(error, RoundAborted):  # its message is about a batch
                 failed = NotComputedAgain(f"no batch was begun: {error.message}")
                 failed.__cause__ = error
             try:
-                self.rest()  # before the count, which is beside the newest entry
+                self.rest()  # before the count, which refers to the newest entry
             except (Fenced, InDoubt) as known:
                 raise known from failed
             except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
@@ -345,7 +347,7 @@ class Coordinator:
         if kind is None or not issubclass(kind, Exception):
             return self.close()
         try:
-            self._close(patience_s=0.0)  # the error of the block is not to wait for a target system
+            self._close(patience_s=0.0)  # no target system may hold up the block's error
         except (Fenced, InDoubt):
             raise
         except Exception as error:  # noqa: BLE001  # the first error is raised
@@ -361,7 +363,7 @@ class Coordinator:
             The commits that fail.
 
         Raises:
-            LogMismatch: the batch is not in doubt, as far as this process knows. Nothing was committed.
+            LogMismatch: this process does not know the batch as in doubt. Nothing was committed.
             Fenced: a newer coordinator has opened the log.
         """
 
@@ -375,8 +377,8 @@ class Coordinator:
         return self._turns.take("lost", failed)
 
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
-        """Write into the log that ``by`` gives up transactions of a batch in doubt, by the sink's name. From then on no
-        coordinator commits them. Call ``lost`` before, and ``recover`` afterwards.
+        """Record in the log that ``by``, an operator, gives up transactions of a batch in doubt, by sink name. From
+        then on no coordinator commits them. Call ``lost`` before and ``recover`` afterwards.
 
         Raises:
             LogMismatch: the decision does not name one of them. Nothing was changed.
@@ -388,11 +390,11 @@ class Coordinator:
 
         self._turns.take("abandon", abandoned)
 
-    # What all of them share. ----------------------------------------------------------------------------------------
+    # Shared. ----------------------------------------------------------------------------------------------------------
 
     @property
     def _life(self) -> Life:
-        """The newest incarnation of this process. Raises ConfigurationError: there is none."""
+        """The newest incarnation of this process. Raises ConfigurationError if there is none."""
         if self.incarnation is None:
             raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
         return self._performer.life
@@ -410,7 +412,7 @@ def _newest_entry(store: LogStore) -> Entry | None:
 
 
 def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Refuse sinks that could not be bound to a log, before the log is opened and other coordinators are fenced."""
+    """Refuse sinks that can't be bound to a log, before opening the log fences other coordinators."""
     if not sinks:
         raise ConfigurationError("a coordinator needs at least one sink")
     if len({id(sink) for sink in sinks.values()}) < len(sinks):

@@ -1,7 +1,7 @@
-"""The names under which catalogs of lineage know what a sink writes to.
+"""Names of datasets in lineage catalogs, for what sinks write to.
 
-They follow the naming conventions of OpenLineage (``spec/Naming.md``) as its own integrations do, so that what a sink
-writes is the dataset that another job reads.
+They follow OpenLineage's naming conventions (``spec/Naming.md``) in the way of its own integrations, so that catalogs
+connect a sink's output to the jobs that read it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _OBJECTS = {
     **dict.fromkeys(("abfs", "abfss", "az"), "abfss"),
     **dict.fromkeys(("wasb", "wasbs"), "wasbs"),
 }
-"""The protocols of object stores → the scheme of their namespaces. The names of objects have no slash in front."""
+"""Object store protocol → scheme of its namespace. Object names have no leading slash."""
 
-_OF_AZURE = ("abfss", "wasbs")  # what precedes the '@' in their URLs is a container, not a user
+_OF_AZURE = ("abfss", "wasbs")  # in their URLs, a container precedes the '@', not a user
 
 
 _PORT = re.compile(r":[0-9]+$")
@@ -31,10 +31,10 @@ _PORT = re.compile(r":[0-9]+$")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What a sink writes to.
+    """A dataset that a sink writes to.
 
     Attributes:
-        namespace: the system that has it, such as ``kafka://broker.example:9092``. It contains no credentials.
+        namespace: the system that holds it, such as ``kafka://broker.example:9092``, without credentials.
         name: its name in that system, such as a topic.
     """
 
@@ -43,8 +43,8 @@ class Dataset:
 
 
 def of_folder(url: str, storage_options: Mapping[str, Any] = MappingProxyType({})) -> Dataset:
-    """Return the dataset that is a folder, given as path or URL. A container of Azure has its account in the URL, or in
-    the ``storage_options`` of fsspec, or in the environment."""
+    """Return the dataset of a folder, given as a path or URL. The account of an Azure container comes from the URL,
+    from fsspec's ``storage_options``, or from the environment."""
     protocol, path = split(url)
     if protocol is None or protocol in LOCAL:
         return Dataset("file", os.path.abspath(path))  # noqa: PTH100  # of a text
@@ -65,7 +65,7 @@ def of_folder(url: str, storage_options: Mapping[str, Any] = MappingProxyType({}
 
 
 def _account_of(storage_options: Mapping[str, Any]) -> str | None:
-    """Return the name of the account of Azure Storage that adlfs uses, or None."""
+    """Return the Azure Storage account that adlfs uses, or None."""
     variable = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     connection = str(storage_options.get("connection_string") or variable)
     if named := re.search(r"(?:^|;)AccountName=([^;]+)", connection):
@@ -74,11 +74,11 @@ def _account_of(storage_options: Mapping[str, Any]) -> str | None:
 
 
 def of_topic(bootstrap_servers: str, topic: str) -> Dataset:
-    """Return the dataset that is a topic of Kafka. Of several servers, the first one stands for the cluster."""
+    """Return the dataset of a Kafka topic. The first bootstrap server stands for the cluster."""
     server = bootstrap_servers.partition(",")[0].strip().rpartition("/")[2]
     return Dataset(f"kafka://{server}" if _PORT.search(server) else f"kafka://{server}:9092", topic)
 
 
 def of_table(scheme: str, host: str, port: int | str, *names: str) -> Dataset:
-    """Return the dataset that is a table of a database server. ``names`` lead to it, such as database and schema."""
+    """Return the dataset of a table on a database server. ``names``: its path, such as database, schema and table."""
     return Dataset(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", ".".join(names))

@@ -1,4 +1,4 @@
-"""Deletion vectors as Delta and Iceberg store them: the rows that a file lost, as a portable Roaring bitmap; no I/O."""
+"""Deletion vectors as Delta and Iceberg store them: a file's deleted rows, as a portable Roaring bitmap; no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bitmap_of(vector: bytes) -> bytes:
 
 
 def framed(vector: bytes) -> bytes:
-    """Return a vector as a file has it: with its length and a checksum."""
+    """Return a vector as stored in a file, with its length and a checksum."""
     return struct.pack(">i", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
 
 

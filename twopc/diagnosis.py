@@ -1,4 +1,4 @@
-"""``doctor``: every check of a query's sinks and of its commit log, before the first batch.
+"""``doctor``: all checks of a query's sinks and commit log, before the first batch.
 
 The command ``twopc doctor`` runs the same checks, one by one.
 """
@@ -22,8 +22,8 @@ from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
 LOG_ID = "doctor"
-"""Takes the place of a log's id, twelve hexadecimal digits, in the names of the transactions that are tried. It is
-constant, so that the next run finds what a killed one left."""
+"""Stands in for a log id in the names of trial transactions. No real id, twelve hexadecimal digits, equals it. It is
+constant, so that the next run finds what a killed run left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def doctor(
     sinks: TwoPhaseCommitSink[Any] | Mapping[str, TwoPhaseCommitSink[Any]],
     log: str | os.PathLike[str] | LogStore | None = None,
 ) -> Diagnosis:
-    """Check what a query will need, before its first batch. Nothing stays behind, and no reader sees what is tried.
+    """Check what a query will need, before its first batch. Nothing stays behind, and readers see no trial writes.
 
     Args:
-        sinks: as for ``Coordinator``; one sink is named ``sink``. The checks run on copies.
-        log: the commit log's place, to check it too, or None.
+        sinks: as for ``Coordinator``; a single sink is named ``sink``. The checks run on copies.
+        log: the commit log to check, too, or None.
 
-    Call it while no other ``doctor`` checks the same target systems. It takes as long as the sinks' clients wait for a
-    target system that does not answer.
+    Run one ``doctor`` at a time per target system. If a target system does not answer, it takes as long as the sink's
+    client waits.
 
     Raises:
         ConfigurationError: there can't be a log at ``log``. Everything else is a result.
@@ -79,7 +79,7 @@ def doctor(
 def checks_of(
     sinks: Mapping[str, TwoPhaseCommitSink[Any]], log: str | os.PathLike[str] | LogStore | None
 ) -> Iterator[tuple[str | None, Iterator[CheckResult]]]:
-    """Yield the sink's name, or None for the log, and its checks, which run as they are asked for."""
+    """Yield the sink's name, or None for the log, and its checks, which run lazily."""
     if log is not None:
         yield None, _checks_of_log(log, sinks)
     for name, sink in sinks.items():
@@ -90,7 +90,7 @@ def checks_of(
 def _checks_of_log(
     log: str | os.PathLike[str] | LogStore, sinks: Mapping[str, TwoPhaseCommitSink[Any]]
 ) -> Iterator[CheckResult]:
-    """Check the place of the commit log, and the log if there is one."""
+    """Check the store of the commit log, and the log if it exists."""
     check = "commit log"
     try:
         store = store_of(log)
@@ -109,8 +109,8 @@ def _checks_of_log(
 
 
 def _grown_topics(entries: Sequence[Entry]) -> Iterator[CheckResult]:
-    """Name the topics that have got partitions while these entries were written. A newer change of a key may be in one
-    of them, and have been read before older ones."""
+    """Warn of topics that gained partitions between these entries. A key's newer change may be in a new partition, and
+    may have been read before the older ones."""
     known = [
         (entry.decided, partitions_by_topic(entry.reads))
         for entry in entries

@@ -1,7 +1,7 @@
 """What the protocol asks for. Each effect is a frozen value that ``performer`` performs and answers.
 
-The answer is what ``yield`` returns in ``protocol``. An error is raised at the ``yield``: at once, or after repetitions
-of a call that a target system does not answer, without limit if the batch is decided.
+In ``protocol``, the answer is the result of the ``yield``, and an error is raised there: at once, or only after retries
+if a target system does not answer. Once the batch is decided, retries have no limit.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ logger = logging.getLogger("twopc.protocol")
 ResultT = TypeVar("ResultT")
 
 Wanted: TypeAlias = "Mapping[str, Collection[int]]"
-"""Sink's name → the partitions of the batch that it has lost."""
+"""Sink name → the partitions of the batch that the sink has lost."""
 
 Recompute: TypeAlias = "Callable[[Round, Wanted], Iterable[Vote]]"
-"""Has participants write the records of these partitions to these sinks again, and returns their votes."""
+"""Has participants write lost partitions to their sinks again, and returns the votes."""
 
 Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
-"""Sink's name → transactions of one batch."""
+"""Sink name → transactions of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sink, as the protocol knows it. ``has_copies``: what is written to it has replay copies."""
+    """A sink, as the protocol knows it. ``has_copies``: whether its transactions have replay copies."""
 
     commits_last: bool
     may_time_out: bool
@@ -58,18 +58,18 @@ class LogView:
 
 @dataclass(slots=True)
 class Life:
-    """One incarnation of a coordinator: the one record that the protocol changes.
+    """One incarnation of a coordinator: the only record that the protocol changes.
 
-    It changes in place, because an error must not lose an append that has succeeded.
+    The protocol changes it in place, so that an error does not lose a successful append.
     """
 
     log: LogView  # the commit log as this incarnation knows it
-    # The sinks by name, in the order in which they are asked.
+    # The sinks by name, in the order in which they are called.
     members: Mapping[str, Member] = field(default_factory=dict)
-    # What is decided and not known to be committed.
+    # Batches that are decided and not known to be committed.
     pending: PendingTransactions = field(default_factory=PendingTransactions)
-    # Whether this process has run a batch, or found it decided. Until then, participants elsewhere may hold votes for
-    # it.
+    # Whether this process has run a batch, or found one decided. Until then, participants of another process may have
+    # voted.
     has_run: bool = False
     computations: int = 0  # how often decided batches were computed again
 
@@ -78,7 +78,7 @@ class Life:
         return self.log.tail
 
     def remember(self, decision: Decision) -> None:
-        """Add a decision to what is pending, with a part for every sink: a batch is completed in all of them."""
+        """Add a decision to the pending batches, with a part for every sink, because each completes the batch."""
         parts = {name: decision.committables.get(name, ()) for name in self.members}
         self.pending.add(decision.batch_id, parts)
 
@@ -90,7 +90,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A batch that the query has reached. See ``Coordinator.run`` for the attributes."""
+    """A batch that the query wants to run. See ``Coordinator.run`` for the attributes."""
 
     batch_id: int
     phase_one: Callable[[Round], Iterable[Vote]]
@@ -103,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class FailedCommit:
-    """A commit, of one transaction or of a sink's whole batch, that raised ``error``."""
+    """A commit of one transaction, or of a sink's whole batch, that raised ``error``."""
 
     sink: str
     committables: tuple[Committable, ...]
@@ -116,30 +116,30 @@ class FailedCommit:
 
 
 Effect: TypeAlias = Any
-"""One of the named tuples below. After each: its answer, and whether its errors are raised at once."""
+"""One of the named tuples below. A comment after each describes its answer, and whether errors are raised at once."""
 
 Look: TypeAlias = "Callable[[], Steps[Any]]"
-"""Begins steps, each time anew."""
+"""Starts a sequence of steps from the beginning."""
 
-# The log. Their errors are raised at once.
+# The log. Errors are raised at once.
 Slots = NamedTuple("Slots", [])  # the numbers of the log's entries, ascending
 ReadSlot = NamedTuple("ReadSlot", [("slot", int)])  # an entry; None if it is not there
 ReadId = NamedTuple("ReadId", [("slot", int)])  # the id of an entry; None if it is not there
-Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # created, or FileExistsError is raised
+Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # creates the entry, or raises FileExistsError
 DeleteSlot = NamedTuple("DeleteSlot", [("slot", int)])
 RequireCurrent = NamedTuple("RequireCurrent", [])  # raises if another server has taken the log's place
-Settle = NamedTuple("Settle", [("look", "Look")])  # the steps' result; taken again while others change the log
+Settle = NamedTuple("Settle", [("look", "Look")])  # the steps' result; repeated while others change the log
 
 Noted = NamedTuple("Noted", [("tail", "Entry")])  # the failure noted after that entry, or None. Raises nothing.
 Note = NamedTuple("Note", [("tail", "Entry"), ("repetition", "Repetition")])  # for the next start. Raises nothing.
 
-# The sinks. A call that a target system does not answer is repeated: without limit once the batch is decided.
-Bind = NamedTuple("Bind", [("life", Life)])  # the members; from then on effects are performed for this life
-OpenSink = NamedTuple("OpenSink", [("sink", str), ("is_patient", bool)])  # if not patient, its error is raised at once
+# The sinks. A call that a target system does not answer is repeated, without limit once the batch is decided.
+Bind = NamedTuple("Bind", [("life", Life)])  # the members; later effects are performed for this life
+OpenSink = NamedTuple("OpenSink", [("sink", str), ("is_patient", bool)])  # if not patient, errors are raised at once
 
 
 class Write(NamedTuple):  # the votes. At once.
-    """Phase one. With ``wanted``, participants write lost partitions again. ``began_s``: when it began, if before."""
+    """Phase one. With ``wanted``, participants write lost partitions again. ``began_s``: its start, if not now."""
 
     round: Round
     phase_one: Callable[..., Iterable[Vote]]
@@ -147,10 +147,10 @@ class Write(NamedTuple):  # the votes. At once.
     began_s: float | None = None
 
 
-Seal = NamedTuple("Seal", [("what", str), ("sink", str), ("votes", Sequence[Committable])])  # what is decided
+Seal = NamedTuple("Seal", [("what", str), ("sink", str), ("votes", Sequence[Committable])])  # those to decide
 Commit = NamedTuple(
     "Commit", [("batch_id", int), ("due", "Work"), ("recovered", bool), ("owner", str)]
-)  # the failed commits: all are tried
+)  # the failed commits, after all were tried
 Complete = NamedTuple("Complete", [("sink", str), ("batch_id", int), ("committables", Sequence[Committable])])
 Announce = NamedTuple("Announce", [("sink", str), ("batch_id", int), ("committed", "Work"), ("given_up", "Work")])
 WriteAgain = NamedTuple(  # the new transaction, sealed, with the records of the lost one's replay copy
@@ -165,7 +165,7 @@ RemoveCopy = NamedTuple("RemoveCopy", [("sink", str), ("name", str)])  # at once
 
 
 class Repeat(NamedTuple):  # the steps' result
-    """Take steps that are one whole, such as a sweep, until they are answered."""
+    """Take a sequence of steps, such as a sweep, again from its start until every call is answered."""
 
     what: str
     steps: Look
@@ -173,7 +173,7 @@ class Repeat(NamedTuple):  # the steps' result
 
 
 class Enter(NamedTuple):
-    """Enter a phase. ``began_s``: when it began, if before."""
+    """Enter a phase. ``began_s``: when it began, if not now."""
 
     phase: Phase
     batch_id: int | None = None
@@ -183,7 +183,7 @@ class Enter(NamedTuple):
 Tell = NamedTuple("Tell", [("event", "Event")])  # to observers
 TellCommitted = NamedTuple(
     "TellCommitted", [("decision", "Decision"), ("recovered", bool)]
-)  # that all of it is visible
+)  # to observers, that all of the batch is visible
 Log = NamedTuple("Log", [("level", int), ("message", str)])
 
 
@@ -197,7 +197,7 @@ Steps: TypeAlias = Generator[Effect, Any, ResultT]
 
 
 def perform(steps: Steps[ResultT], do: Callable[[Effect], Any]) -> ResultT:
-    """Take steps, with ``do`` for each of their effects, and return their result. Raises what they raise."""
+    """Take steps, calling ``do`` for each effect, and return their result. Raises what they raise."""
     answer: Any = None
     error: BaseException | None = None
     try:

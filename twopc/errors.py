@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from twopc.phases import Phase
 
 DESCRIBED_BY = "python -m pydoc twopc."
-"""What shows a docstring wherever twopc is installed. A message names no page of the documentation, which pip does not
-install; docs/errors.md has more."""
+"""The command that shows a docstring wherever twopc is installed. Messages do not link to docs/errors.md, which has
+more, because pip does not install the documentation."""
 
 _DESTINATION = ("topic", "partition", "column")
 
@@ -78,7 +78,7 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def message(self) -> str:
-        """The text without the command that describes the class, also of errors that it quotes."""
+        """The text without the commands that describe this error's class and those of errors that it quotes."""
         return _LINK.sub("", str(next(iter(self.args), "")))
 
     @property

@@ -1,6 +1,6 @@
-"""What a coordinator reports to its observers, as values. A plugin listens by the hook ``twopc_event``.
+"""The events that a coordinator reports to its observers. A plugin receives them by the hook ``twopc_event``.
 
-Every event ends with ``owner``, the name of the query in its log: a process may run several queries.
+Every event has ``owner``, the query's name in its log, because a process may run several queries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True, slots=True)
 class TransactionCommitted:
-    """One decided transaction is committed, now or before. ``recovered``: by a later incarnation than its own."""
+    """A decided transaction is committed, by this call or an earlier one. ``recovered``: by a later incarnation."""
 
     sink: str
     batch_id: int
@@ -41,8 +41,8 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReplayed:
-    """The target system had rolled ``lost`` back after its decision. Its records were written again in ``replacement``,
-    from the replay copy or because the batch was computed again."""
+    """The target system rolled back ``lost`` after its decision. Its records were written again in ``replacement``,
+    from the replay copy or by computing the batch again."""
 
     sink: str
     batch_id: int
@@ -63,9 +63,9 @@ class TransactionAborted:
 
 @dataclass(frozen=True, slots=True)
 class CallRetried:
-    """A target system could not answer and is asked again: ``attempt`` calls in ``waited_s`` seconds so far, the next
-    in ``wait_s`` seconds. ``owner`` is None for a call outside a coordinator, such as a participant's. The call commits
-    or completes the decided batch ``decided_batch_id``, or does something else if that is None."""
+    """A target system could not answer, and the call is repeated: ``attempt`` calls in ``waited_s`` seconds so far, the
+    next in ``wait_s`` seconds. ``owner`` is None for a call outside a coordinator, such as a participant's.
+    ``decided_batch_id`` is the decided batch that the call commits or completes; None for any other call."""
 
     what: str
     attempt: int
@@ -86,10 +86,10 @@ class BatchPart:
 
     Attributes:
         sink: the sink's name.
-        records: how many records.
-        datasets: what they went to. None if the sink does not name it.
-        schema: the schema with which the sink was last validated for the coordinator. None if that was on other
-            processes alone, or before a restart.
+        records: the number of records.
+        datasets: where they went. None if the sink does not name its datasets.
+        schema: the schema for which the coordinator last validated the sink. None if only other processes validated
+            it, or only before a restart.
     """
 
     sink: str
@@ -102,13 +102,13 @@ class BatchPart:
 class BatchCommitted:
     """A decided batch is committed and complete in every sink: readers see all of it.
 
-    One event per batch, and another one from each later incarnation that finds the batch decided and not yet recorded
-    as complete, such as after a crash. ``log_id`` and ``batch_id`` are the same in all of them.
+    There is one event per batch, plus one from each later incarnation that finds the batch decided but not yet recorded
+    as complete, for example after a crash. ``log_id`` and ``batch_id`` are the same in all of them.
 
     Attributes:
-        parts: what it has written, by sink.
-        reads: what it has read, as ``Coordinator.run`` was given it; None if unknown.
-        recovered: a later incarnation than the batch's own has completed it.
+        parts: what the batch wrote, by sink.
+        reads: what the batch read, as passed to ``Coordinator.run``; None if unknown.
+        recovered: whether a later incarnation than the batch's own completed it.
         log_id: the id of the commit log, chosen when the log was created.
     """
 
@@ -122,11 +122,11 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What of a batch was left out of its transactions, by the participants' count.
+    """Counts of the records that participants left out of a batch's transactions.
 
     Attributes:
-        unrouted: records that went to no sink, as the condition of each output was false or null for them.
-        bad_records: records that a sink refused, and that another sink got instead.
+        unrouted: records that went to no sink, because each output's condition was false or null.
+        bad_records: records that a sink refused, and that went to another sink instead.
     """
 
     unrouted: int = 0
@@ -138,9 +138,9 @@ class BatchFinished:
     """The metrics of one batch that succeeded.
 
     Attributes:
-        already_decided: the log had decided the batch before. Nothing was written, so the next three are empty.
-        records, bytes, transactions: counts by sink. Bytes are those of the records as Arrow holds them in memory.
-        phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes the writing.
+        already_decided: the log had already decided the batch. Nothing was written, so the next three are empty.
+        records, bytes, transactions: counts by sink. Bytes are the records' size in Arrow, in memory.
+        phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes writing.
         retries: how often a target system could not answer a call of the coordinator.
         recovered: transactions of earlier incarnations that were committed or rolled back before the batch began.
         unrouted, bad_records: see ``LeftOut``.
@@ -178,9 +178,9 @@ class BatchFailed:
     """A run of a batch failed, and the coordinator has closed. One event per failed run, even of a fenced coordinator.
 
     Attributes:
-        error: the exception that ``Coordinator.run`` raises. If the event was forwarded from a file, one whose class
-            has the same name.
-        phases_ms: the time in each phase that the run entered, by the phase's name. The last one failed.
+        error: the exception that ``Coordinator.run`` raises. In an event forwarded from a file, an exception whose
+            class has the same name.
+        phases_ms: the time in each phase that the run entered, by the phase's name. The last phase failed.
     """
 
     batch_id: int
@@ -199,4 +199,4 @@ Event: TypeAlias = (
     | BatchFinished
     | BatchFailed
 )
-"""What an observer may be given."""
+"""Any event that an observer may receive."""

@@ -1,4 +1,4 @@
-"""Exit codes of the command ``twopc`` and of drivers: one for each thing that the caller must do differently."""
+"""Exit codes of the command ``twopc`` and of drivers: one per action that the caller must take."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ExitCode(IntEnum):
 
     @property
     def stays_stopped(self) -> bool:
-        """Whether a supervisor must leave the driver stopped: a restart would fail in the same way, or fence a newer
-        driver. It may restart the driver after any other code, also one that is not in this table."""
+        """Whether a supervisor must leave the driver stopped, because a restart would fail again or fence a newer
+        driver. After any other code, even an unlisted one, it may restart the driver."""
         return self in (ExitCode.REFUSED, ExitCode.OPERATOR_REQUIRED, ExitCode.FENCED)
 
 
@@ -43,8 +43,8 @@ def code_of(kind: type[BaseException]) -> ExitCode:
 
 
 def exit_code(error: BaseException, opened: bool) -> ExitCode:
-    """Return the code of an error that ends a command. ``opened``: whether the log was opened, so that something has
-    changed."""
+    """Return the code of an error that ends a command. ``opened``: whether the command has opened, and so changed, the
+    log."""
     if isinstance(error, CorruptLog) and not opened:
         return ExitCode.REFUSED
     return code_of(type(error))

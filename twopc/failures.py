@@ -1,4 +1,4 @@
-"""Errors on their way through the core, which fills in what it knows."""
+"""What the core adds to errors: location, cause, and whether they pass."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from twopc.errors import (
 from twopc.stores.errors import DISK_AWAY, TEMPORARY
 
 PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
-"""The errnos of outages. A file that is not there is none: nothing shows that it was there before."""
+"""The errnos of outages. A missing file is not an outage, because nothing shows that it ever existed."""
 
 _CHANGING = re.compile(r"\([^\s()]+ executor [^\s()]+\)|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b\w*\d\w*|\s+")
-"""In lower case: where Spark ran a task, unique ids, words with digits, such as names of files, and blanks. They may
-differ from one failure to the next. Each is looked for once per word: an error may quote a long text without blanks."""
+"""Parts of a lower-case message that may differ from one failure to the next: where Spark ran a task, unique ids, words
+with digits, such as file names, and whitespace. Each is tried once per word, as an error may quote a long text without
+blanks."""
 
 _REFUSED_BY_LIBPQ = re.compile(
     r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
@@ -40,16 +41,16 @@ _REFUSED_BY_LIBPQ = re.compile(
     r"|certificate verify failed|(SSL|encryption) was required|does not match host name"
     r"|authentication method requirement|channel binding (is )?required|expected authentication request"
 )
-"""libpq and poolers report no SQLSTATE for a connection that the server or libpq itself refuses for good, only words.
-Where the server asks another system, it has the same words for a wrong password and for a system that is out
-(auth_failed in auth.c), so these words are not treated as refusals."""
+"""libpq and poolers report permanently refused connections in words only, without a SQLSTATE. If the server
+authenticates through another system, it reports a wrong password and an outage of that system in the same words
+(auth_failed in auth.c), so these are not treated as refusals."""
 
 _OF_A_HOST = "connection to server "
 
 
 def is_refused_by_libpq(words: str) -> bool:
-    """Return whether the message of a connection that could not be made has a refusal that lasts. Of several hosts, as
-    many messages as were tried, each must have one."""
+    """Return whether the message of a failed connection reports a permanent refusal. If several hosts were tried, each
+    host's message must report one."""
     if _OF_A_HOST not in words:
         return _REFUSED_BY_LIBPQ.search(words) is not None
     tried = words.split(_OF_A_HOST)[1:]
@@ -71,13 +72,13 @@ def is_bad_certificate(error: OSError) -> bool:
 _OF_A_STACK = ("at ", "File ", "... ")
 
 OUTAGE, ABORTED, IN_DOUBT = "outage", "aborted", "in doubt"
-"""Marks of failures that are known to pass: a system did not answer, a round was rolled back, or an append to the log
-had no clear answer."""
+"""Kinds of failures that are known to pass: a system did not answer, a round was rolled back, or the outcome of an
+append to the log is unknown."""
 
 
 @contextlib.contextmanager
 def located(**known: Any) -> Iterator[None]:
-    """Fill in the known attributes of a ``TwoPhaseCommitError`` that passes through."""
+    """Fill in known attributes of a ``TwoPhaseCommitError`` that the block raises."""
     try:
         yield
     except TwoPhaseCommitError as error:
@@ -92,8 +93,8 @@ def mapped(
     *what: Any,
     hides_cause: bool = False,
 ) -> Iterator[None]:
-    """Raise ``failed(error, *what)`` for an error of a target system's client, and hide one that may show secrets. The
-    project's own errors pass through."""
+    """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides an error that may
+    show secrets. The project's own errors pass through."""
     try:
         yield
     except TwoPhaseCommitError:
@@ -103,7 +104,7 @@ def mapped(
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
-    """Return the error for a commit log that is about to decide a batch which the target system, ``what``, has."""
+    """Return the error for a commit log that is about to decide a batch that a target system, ``what``, has already."""
     return LogMismatch(
         f"{what} has batch {newest} of this query, and the commit log is about to decide batch {batch_id}: the log was"
         " restored from an older copy, or lost entries. The batch was rolled back. Restore the newest log, and start"
@@ -112,21 +113,21 @@ def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
 
 
 STALE_S = 60.0
-"""How long a database or catalog may show less than was committed to it: a replica that is behind can't always be told
-from one that has lost a commit. Shorter than the coordinator's patience before a decision."""
+"""How long a database or catalog may show less than was committed to it. A lagging replica can't always be told from a
+lost commit. Shorter than the coordinator's patience before a decision."""
 
 
 class Lag:
     """How long a target system has shown less than was committed to it."""
 
-    _since_s: float | None = None  # by time.monotonic, of the first look that showed less
+    _since_s: float | None = None  # when it was first seen, by time.monotonic
 
     def end(self) -> None:
         """Record that the target system shows every batch."""
         self._since_s = None
 
     def failure(self, shows: str, advice: str) -> LogMismatch | Retriable:
-        """Return the error for a batch that is not shown. Final once the system has lagged for ``STALE_S``."""
+        """Return the error for a batch that is not shown: Retriable until the system has lagged for ``STALE_S``."""
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s - self._since_s < STALE_S:
@@ -135,8 +136,8 @@ class Lag:
 
 
 def lost_batches(shows: str, advice: str) -> LogMismatch:
-    """Return the error for a target system that lacks a batch which was committed to it. ``shows``: what it had, and
-    what it shows. ``advice``: how to go on when the records are back."""
+    """Return the error for a target system that lacks a committed batch. ``shows``: what it had, and what it shows.
+    ``advice``: how to continue once the records are restored."""
     return LogMismatch(
         f"{shows}: it has lost a commit, or the table was restored from a copy or created again, or the sink wrote"
         f" elsewhere meanwhile. No batch is decided until that is settled. {advice}"
@@ -144,27 +145,27 @@ def lost_batches(shows: str, advice: str) -> LogMismatch:
 
 
 def worst_of(errors: Sequence[Exception]) -> Exception:
-    """Return the error that is the least likely to go away by itself."""
+    """Return the error that is least likely to go away by itself."""
     return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))
 
 
 def sentence(error: TwoPhaseCommitError) -> str:
-    """Return the message of an error with a full stop, so that another sentence can follow."""
+    """Return an error's message with a period at the end, so that another sentence can follow."""
     return f"{error.message.removesuffix('.')}."
 
 
 class NotComputedAgain(Retriable):
-    """What is lost of a decided batch could not be computed again. The cause tells whether that passes."""
+    """Lost transactions of a decided batch could not be computed again. The cause shows whether that may pass."""
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what has failed a round, for the error that its end raises; else the error itself."""
+    """Return the cause of an aborted round or a failed computation; the error itself if it is neither."""
     return (isinstance(error, RoundAborted | NotComputedAgain) and error.__cause__) or error
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether no system has refused anything: one did not answer, or a resource was out. An aborted round is
-    what its cause is."""
+    """Return whether an error is an outage: a system did not answer or a resource ran out, and nothing was refused. For
+    an aborted round, its cause counts."""
     cause: BaseException | None = error
     while isinstance(cause, RoundAborted | NotComputedAgain):
         cause = cause.__cause__
@@ -174,17 +175,17 @@ def is_outage(error: BaseException) -> bool:
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether a failure is known to pass. It may come again all the same.
+    """Return whether a failure is known to pass, though it may come again.
 
-    An append in doubt is one, and no outage, whatever the store's client has raised: it is counted beside the log, so
-    the store takes notes, and reads, and no appends. That may not end by itself.
+    An append in doubt passes, but is never an outage, whatever the store's client raised. Its count is kept beside the
+    log, so the store does accept reads and notes, but no appends. That may not end by itself.
     """
     return is_outage(error) or isinstance(cause_of(error), RoundAborted | InDoubt)
 
 
 def identity(error: BaseException) -> str | None:
-    """Return what an error is recognized by when it comes again: a hash, or its kind if it is known to pass, as its
-    words do not matter then; None if it is an answer that ends the query."""
+    """Return the key by which a repeated error is recognized: a hash of its class and words, or only its kind if it is
+    known to pass. None for a definite answer that ends the query."""
     if isinstance(error, TwoPhaseCommitError) and not isinstance(error, Retriable | RoundAborted | InDoubt):
         return None
     cause = cause_of(error)
@@ -197,7 +198,7 @@ def identity(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def decided_batch(batch_id: int) -> Iterator[None]:
-    """Upholds: no error after the decision means that the batch is not decided."""
+    """Upholds: no error after the decision says that the batch is undecided."""
     try:
         yield
     except (Refused, RoundAborted) as error:

@@ -11,9 +11,9 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 
 
-@functools.cache  # it looks into every folder of sys.path, and two packages ask
+@functools.cache  # it searches every folder of sys.path, and two packages call it
 def refuse_foreign_files() -> None:
-    """Make sure that no other distribution has written into this package's folder. Raises ImportError: one has."""
+    """Raise ImportError if another distribution has written into this package's folder."""
     try:
         foreign = distribution(_PACKAGE.name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The hooks that a plugin implements: for a backend, for a store of commit logs, and for an observer."""
+"""The hooks that plugins implement for a backend, a log store or an observer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec(firstresult=True)
 def twopc_sink() -> type[Any]:  # type: ignore[empty-body]
-    """Return the class of this backend, a ``TwoPhaseCommitSink``. Its one argument is a mapping of the user's options:
-    text to text or plain values. It raises ConfigurationError for an unknown option."""
+    """Return this backend's class, a ``TwoPhaseCommitSink``. Its only argument is a mapping of the user's options: text
+    to text or plain values. It raises ConfigurationError for an unknown option."""
 
 
 @hookspec(firstresult=True)
 def twopc_log_store() -> Callable[..., Any]:  # type: ignore[empty-body]
-    """Return the class of a ``LogStore`` for a scheme of URLs, such as ``postgresql``. The plugin's entry point is in
-    the group ``twopc.log_stores``, and its name is the scheme.
+    """Return the class of a ``LogStore`` for a URL scheme, such as ``postgresql``. The plugin's entry point is in the
+    group ``twopc.log_stores``, and its name is the scheme.
 
     The class takes the URL, without a password, and the user's options as keywords. It makes no request and writes
     nothing until a method is called. It raises ConfigurationError for a wrong URL or an unknown option."""
@@ -35,8 +35,8 @@ def twopc_log_store() -> Callable[..., Any]:  # type: ignore[empty-body]
 
 @hookspec
 def twopc_event(event: Event, at: datetime) -> None:
-    """Receive an event. Called on the coordinator's own thread or one of phase two's, so it must return quickly. An
-    exception is logged and changes nothing.
+    """Receive an event. Called on the coordinator's own thread or on one of phase two, so it must return quickly. An
+    exception is logged and has no other effect.
 
-    ``at`` is when it happened, with a time zone: some time ago if the event was forwarded from a file. An
-    implementation may leave the argument out."""
+    ``at`` is when the event happened, with a time zone. That may be long ago if the event was forwarded from a file.
+    An implementation may omit the argument."""

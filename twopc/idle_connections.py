@@ -13,10 +13,10 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class IdleConnections(Generic[ServerT, ConnectionT]):
-    """Idle connections of this process, by server. A variable of a module, not of a sink, because sinks are pickled.
-    ``connect`` returns a new one. Two servers are the same if their reprs are. ``close`` is also given dead ones.
+    """Idle connections of this process, by server. Keep it in a module's variable, because sinks are pickled.
+    ``connect`` returns a new connection. ``close`` also gets dead ones. Servers are compared by their ``repr``.
 
-    A forked process has those of its parent, and must not use them. Threads may share an object of this class.
+    A forked process never uses its parent's connections. Threads may share an object of this class.
     """
 
     def __init__(self, connect: Callable[[ServerT], ConnectionT], close: Callable[[ConnectionT], None]) -> None:
@@ -29,8 +29,8 @@ class IdleConnections(Generic[ServerT, ConnectionT]):
 
     @contextlib.contextmanager
     def lend(self, server: ServerT) -> Iterator[ConnectionT]:
-        """Lend a connection, which is idle after the block. After an error, it is closed, and the idle ones are, too:
-        if the server was restarted, they are dead. Raises what ``connect`` raises."""
+        """Lend a connection, which is idle after the block. An error closes it and all idle ones, which are dead if the
+        server was restarted. Raises what ``connect`` raises."""
         try:
             connection = self.to(server).pop()
         except IndexError:

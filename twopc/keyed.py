@@ -1,4 +1,4 @@
-"""The contract of a sink whose records replace rows: a key, and deletes by it."""
+"""The contract of a sink whose records replace rows by key, with deletes by key."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ ResultT = TypeVar("ResultT")
 
 
 class KeyedSink(TwoPhaseCommitSink[TransactionT]):
-    """A sink that can hold one record per key: a record replaces the one that is there, and a delete removes it.
+    """A sink that can hold one record per key: a record replaces the one with its key, and a delete removes that one.
 
-    A batch's transactions name each key at most once, in a ``write`` or in a ``delete``: who calls them has brought the
-    records of a key together and kept the last. So the order of the calls for a batch does not matter, neither within
-    a transaction nor between transactions.
+    A batch's transactions name each key at most once, in a ``write`` or in a ``delete``: the caller has grouped the
+    records by key and kept the last of each. So the order of a batch's calls does not matter, neither within a
+    transaction nor between transactions.
 
-    Batches are committed in their order. A commit may come again, after a crash or from an older coordinator that wakes
-    up, even after a later batch: then it must change nothing.
+    Batches are committed in order. A commit may be repeated after a crash, or by an older coordinator that wakes up,
+    even after a later batch. A repeated commit must change nothing.
 
-    If the sink ``may_time_out``, its ``write`` takes a record whose columns beside the key are null for a delete. That
-    is how a replay copy keeps one.
+    If the sink ``may_time_out``, its ``write`` treats a record as a delete if all columns but the key are null. Replay
+    copies store deletes in this form.
 
     A sink that also commits whole batches inherits from both: ``class LakeSink(WholeBatchSink[T], KeyedSink[T])``.
 
     Attributes:
-        takes_repeated_keys: whether a batch whose transactions name a key more than once leaves one row of it, or is
-            refused. ``format("twopc")``, which does not bring the records of a key together, needs that.
+        takes_repeated_keys: whether a batch that names a key more than once leaves one row for it, or is refused.
+            ``format("twopc")`` requires that, because it does not group records by key.
     """
 
     takes_repeated_keys: ClassVar[bool] = False
@@ -50,12 +50,11 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
     @property
     @abstractmethod
     def key(self) -> tuple[str, ...]:
-        """The columns by which a record replaces the one that is there; empty if this sink only appends. Makes no
-        request."""
+        """The columns by which records replace each other; empty if this sink only appends. Makes no request."""
 
     def validate_deletes(self) -> None:
-        """Refuse deletes that the target system can't do. Runs on the driver before the first batch is written, if the
-        sink may get deletes and before it is bound to a log. The default accepts them.
+        """Refuse deletes if the target system can't do them. If the sink may get deletes, this runs on the driver
+        before the first batch, and before the sink is bound to a log. The default accepts them.
 
         Raises:
             Refused: the target system can't delete rows by their key; the message says what to do.
@@ -76,12 +75,12 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
         """
 
     def delete_valid(self, transaction: TransactionT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        """Delete the keys of a batch that the sink can look for, and yield a refusal for each of the others, with its
-        position in ``keys``. Called in place of ``delete`` if bad records are to go elsewhere. The default is that of
-        ``write_valid``: ``refuses_before_writing`` is about ``delete``, too.
+        """Delete the keys that the sink accepts, and yield a refusal for each of the others, with its position in
+        ``keys``. Called instead of ``delete`` if the query has an output for bad records. The default works like that
+        of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
 
         Raises:
-            RecordRefused: the refusal is not about one key of this batch.
+            RecordRefused: the refusal does not concern a single key of this batch.
         """
         if self.refuses_before_writing:
             yield from written_without(functools.partial(self.delete, transaction), keys)
@@ -90,13 +89,13 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
 
 ROWS_AT_ONCE = 2**18
-"""How many rows of a file are read at a time, and at least how many are compared with keys at a time."""
+"""How many rows of a file are read at a time, and the least number that is compared with the keys at a time."""
 
 READERS = 8
-"""Files in which a sink looks for keys at a time, at most."""
+"""The most files that a sink searches for keys at a time."""
 
 BYTES_AT_ONCE = 2**25
-"""How many bytes of rows each reader may gather, if its share of the keys' own size is less."""
+"""How many bytes of rows each reader may gather, unless its share of the size of all keys is more."""
 
 _ROW = "__twopc_row"
 
@@ -107,9 +106,9 @@ class Part(Generic[FileT]):
 
     Attributes:
         file: the file.
-        first: the position of the first of the rows.
-        columns: the key's columns of the rows, in the order and of the types of the keys.
-        may_have: for each key whether the rows may have it.
+        first: the position of the first row.
+        columns: the rows' key columns, in the order and of the types of the keys.
+        may_have: for each key, whether the rows may contain it.
     """
 
     file: FileT
@@ -121,9 +120,9 @@ class Part(Generic[FileT]):
 def in_shares(
     search: Callable[[Sequence[FileT], threading.Event], ResultT], files: Sequence[FileT], is_local: bool
 ) -> list[ResultT]:
-    """Search files on threads, and return the result for each thread's share. Files on a disk get one thread per
-    processor: more would take memory and save no time. Files in an object store get ``READERS``, which mostly wait.
-    ``search`` hands its event to ``find_rows``."""
+    """Search files on threads, and return each thread's result. Local files get one thread per processor, as more would
+    take memory and save no time. Files in an object store get ``READERS`` threads, which mostly wait. ``search`` passes
+    its event to ``find_rows``."""
     given_up = threading.Event()
     at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
     if at_once <= 1:
@@ -135,14 +134,14 @@ def in_shares(
 def find_rows(
     keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
 ) -> Iterator[tuple[FileT, array[int]]]:
-    """Yield the positions of the rows that have one of some keys, which are without null, with the file of the rows.
+    """Yield each file that has rows with one of the keys, and the positions of these rows. Keys contain no nulls.
 
-    A search hashes all of its keys. So parts are gathered until they have as many rows as there are keys for them:
-    then the time for a row hardly depends on how many keys there are. They are searched before that if they have many
-    bytes: what all ``READERS`` have gathered takes about as much memory as the keys, or ``BYTES_AT_ONCE`` each. Arrow
-    can't bring 2 GiB of ``string`` together.
+    A search hashes all of its keys. So parts are gathered until they have as many rows as candidate keys, which makes
+    the time per row nearly independent of the number of keys. Parts with many bytes are searched earlier: together, all
+    ``READERS`` gather about as much memory as the keys take, or ``BYTES_AT_ONCE`` each. Arrow can't combine 2 GiB of
+    ``string``.
 
-    Raises CancelledError at the next part when ``given_up`` is set.
+    Raises CancelledError at the next part after ``given_up`` is set.
     """
     import pyarrow.compute as pc
 
@@ -193,24 +192,24 @@ def _positions_of(keys: pa.Table, columns: Sequence[pa.ChunkedArray]) -> pa.Arra
 
 
 def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:
-    """Return the columns by which records of a sink replace others; empty if it only appends."""
+    """Return the columns by which a sink's records replace each other; empty if it only appends."""
     return sink.key if isinstance(sink, KeyedSink) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """An index of a table that refuses rows beside others, such as a primary key."""
+    """An index that refuses duplicate rows, such as a primary key."""
 
     name: str
-    # Its columns. One that is an expression or a prefix is None, as is any if the index has a condition.
+    # Its columns; None for an expression or a prefix, and for every column of an index with a condition.
     columns: frozenset[str | None]
-    can_replace: bool = True  # whether a record can replace a row by it, if its columns are the key
-    # Those of its columns of which it takes different values for equal → why, and what to do.
+    can_replace: bool = True  # whether it can identify the row that a record replaces, if its columns are the key
+    # Column in which the index treats different values as equal → why, and what to do.
     inexact: Mapping[str, str] = field(default_factory=dict)
 
     def may_refuse_an_exchange(self, key: Collection[str], written: Collection[str]) -> bool:
-        """Whether rows with different keys may collide while they exchange their values. Then no order of the two
-        changes satisfies the index, although the source has made both. ``written``: the columns that records have."""
+        """Return whether rows with different keys may collide while they exchange their values. The source allowed both
+        changes, but no order of the two satisfies the index. ``written``: the columns of the records."""
         return not (self.columns >= {*key} or self.columns.isdisjoint({None, *written}))
 
 
@@ -223,13 +222,12 @@ def check_key(
     any_replaces: bool = False,
     numbered: Collection[str] | None = None,
 ) -> None:
-    """Make sure that a record can replace a row of a table by ``key``, and that nothing but the key decides which.
-    ``written`` are the columns that records have; to those in ``numbered`` the database gives a new number in each
-    record; None if that is not known. ``any_replaces``: whether the database replaces the row of whichever unique index
-    has an equal one.
+    """Check that a record can replace a row of a table by ``key``, and that only the key selects the row. ``written``:
+    the columns of the records. ``numbered``: those to which the database assigns a new number in each record; None if
+    unknown. ``any_replaces``: whether the database replaces a row that is equal in any unique index.
 
-    Raises SchemaMismatch if the records lack a column of the key; and ConfigurationError if no unique index is on
-    exactly these columns, or it takes different keys for equal, or another unique index decides, too.
+    Raises SchemaMismatch if the records lack a column of the key. Raises ConfigurationError if no unique index is on
+    exactly these columns, if it treats different keys as equal, or if another unique index may also select a row.
     """
     for name in key:
         if name not in written:

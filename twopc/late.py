@@ -1,5 +1,4 @@
-"""A batch that takes longer than a sink has for it is told of while its participants still write, not when they have
-written for hours in vain."""
+"""Reports a batch that takes longer than a sink allows while participants still write, not after hours in vain."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from collections.abc import Callable, Iterator
 from twopc.threads import LOOK_AGAIN_S
 
 TOLD_AT = (0.5, 1.0)
-"""At which parts of the time."""
+"""The fractions of the allowed time at which a late batch is reported."""
 
 
 @contextlib.contextmanager
 def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading.Event], object]) -> Iterator[None]:
-    """While the block runs, call ``tell`` on a thread of its own when half of ``within_s`` is over, and when all of it
-    is, with the seconds since the block began and an event that is set when it ends. ``tell`` has returned when the
-    block is left, unless an interrupt ends the wait for it."""
+    """While the block runs, call ``tell`` on a separate thread when half of ``within_s`` has passed and when all of it
+    has. ``tell`` gets the seconds since the block began, and an event that is set when the block ends. The block waits
+    for ``tell`` to return, unless interrupted."""
     if within_s is None:
         yield
         return
@@ -30,7 +29,7 @@ def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading
                 return
             age_s = time.monotonic() - began_s
             tell(age_s, ended)
-            if age_s >= within_s:  # this thread may wake late
+            if age_s >= within_s:  # this thread woke late
                 return
 
     thread = threading.Thread(target=watch, name="twopc-late", daemon=True)

@@ -1,10 +1,10 @@
-"""A service without Spark: read a batch from a source, write it to the sinks, decide, and begin anew.
+"""A service without Spark: read a batch from a source, write it to the sinks, decide, and repeat.
 
     with KafkaSource({"bootstrap.servers": "broker:9092"}, ["orders"]) as source:
         run(source, {"lake": lake}, lambda records: {"lake": records}, log="s3://bucket/log", owner="orders")
 
-The log is the only state. It holds, with each batch, the position in the source after it: so a batch and the step to
-the next one are decided together, and a start continues where the newest decided batch ended.
+The log is the only state. With each batch it records the source position after the batch, so both are decided together,
+and a start continues where the newest decided batch ended.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LONGEST_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Read:
-    """What a source has read.
+    """Records that a source has read, and its position after them.
 
     Attributes:
-        records: in one record batch, as ``route`` is given it. There may be none, to keep a position in the log.
-        position: where the source continues after them, as JSON. Other records never have the same position.
+        records: one record batch, which is passed to ``route``. It may be empty, to record a position in the log.
+        position: where the source continues after the records, as JSON. Other records never have the same position.
         offsets: the position as records for a sink of ``kafka-offsets``, or None.
     """
 
@@ -48,14 +48,14 @@ class Read:
 
 
 class Source(Protocol):
-    """Where a loop reads. Only one thread calls it."""
+    """A source that a loop reads from. Only one thread calls it."""
 
     def begin(self, position: JsonValue) -> None:
         """Continue at a ``Read.position``, or at the source's own beginning if it is None. Called once by each
         ``run``, before ``read``.
 
         Raises:
-            TwoPhaseCommitError: the source no longer has what comes after the position.
+            TwoPhaseCommitError: the source no longer has the records after the position.
         """
 
     def read(self) -> Read | None:
@@ -79,23 +79,22 @@ def run(
 ) -> None:
     """Write everything that a source has to sinks, each record exactly once, until ``is_stopping``.
 
-    A batch that was rolled back is run again, with the records that were read for it, if its failure is known to pass.
-    Any other failure is raised, for a supervisor to start the process again. Of two processes on one log, the later one
-    fences the other.
+    A batch that was rolled back is run again with the same records if its failure is known to pass. Any other failure
+    is raised, so that a supervisor restarts the process. If two processes use one log, the later one fences the other.
 
     Args:
         source: where to read.
         sinks: name → sink.
-        route: returns what each sink gets of the records. Called again for a batch that is run again.
+        route: returns the records for each sink. Called again if a batch is run again.
         log: see ``Coordinator``.
         owner: the service's name, the same after each restart.
-        is_stopping: asked before each batch. If it returns True, the loop ends with nothing in doubt.
+        is_stopping: called before each batch. If it returns True, the loop ends with nothing in doubt.
         offsets: the name of a sink of ``kafka-offsets`` among ``sinks``, which gets ``Read.offsets``.
         **coordinator: further arguments of ``Coordinator``.
 
     Raises:
-        Fenced: another process runs on the same log now. End this one.
-        TwoPhaseCommitError: any other error that a restart may or may not mend: see ``twopc.errors``.
+        Fenced: another process now uses the log. End this one.
+        TwoPhaseCommitError: any other error; ``twopc.errors`` lists which ones a restart may clear.
     """
     with Coordinator(sinks, log, owner=owner, **coordinator) as deciding:
         position = deciding.recover().reads
@@ -120,7 +119,7 @@ def _write(
     offsets: str | None,
     round: Round,
 ) -> Iterable[Vote]:
-    # Within the round, so that what ``route`` raises at each start is counted.
+    # Within the round, so that an error of ``route`` that comes at each start is counted.
     written = dict(route(read.records)) if read.records.num_rows else {}
     if offsets is not None and read.offsets is not None:
         written[offsets] = read.offsets
@@ -131,9 +130,10 @@ def _write(
 
 
 def _until_decided(batch: Callable[[], object], batch_id: int, is_stopping: Callable[[], bool]) -> None:
-    """Run a batch, again if it was rolled back. One that was decided before its error is recognized by what it read.
+    """Run a batch, and run it again if it was rolled back. A batch that is already decided is recognized by its reads.
 
-    Upholds: a failure that is not known to pass ends the process, as starts in a row are counted (``RepeatedFailure``).
+    Upholds: a failure that is not known to pass ends the process, because failed starts are counted
+    (``RepeatedFailure``).
     """
     pause_s = 0.1
     while True:

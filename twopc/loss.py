@@ -1,9 +1,9 @@
-"""What to do when a target system has rolled a decided transaction back: write it again from its replay copy, have its
+"""What to do when a target system has rolled back a decided transaction: write it again from its replay copy, have its
 batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
 
-A batch can be computed again because its decision has what it reads. But a plan may yield other records the second
-time: it calls ``rand()`` or ``current_timestamp()``, or its source has changed. So its records count only if they are
-recognized: by their number, and by the sum of their hashes.
+A batch can be computed again because its decision records what it reads. But a plan that calls ``rand()`` or
+``current_timestamp()``, or whose source has changed, yields other records. So records are accepted only if their number
+and the sum of their hashes match.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from twopc.transactional_ids import Round
 EVERY_PARTITION = range(2**31)
 
 Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
-"""Sink's name → lost transaction's name → the transaction that has its records now."""
+"""Sink name → name of the lost transaction → the transaction that now has its records."""
 
 
 class RecomputableLoss(TransactionLost):
-    """Target systems have lost transactions of a decided batch, ``lost`` by the sink's name, and their records can be
-    computed again. All others of the batch are committed, except in sinks that commit last."""
+    """Target systems have lost transactions of a decided batch (``lost``, by sink name), whose records can be computed
+    again. The batch's other transactions are committed, except in sinks that commit last."""
 
     def __init__(self, lost: Mapping[str, Sequence[Committable]], message: str) -> None:
         super().__init__(message)
@@ -48,18 +48,18 @@ class RecomputableLoss(TransactionLost):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What target systems have rolled back: transactions that replay copies replace, and what can be computed again."""
+    """Transactions that target systems have rolled back: those with replay copies, and those to be computed again."""
 
     copied: Work
     computable: RecomputableLoss | None
 
 
 def judged(life: Life, failed: Sequence[FailedCommit], batch_id: int, recovered: bool) -> Steps[Loss]:
-    """Return what failed commits have lost, after the log was seen to have no newer coordinator. Raises Exception: the
-    worst of them, if one failed otherwise or can't be made good."""
+    """Return the transactions that failed commits have lost. Call it after a check that no newer coordinator has opened
+    the log. Raises Exception: the worst error, if a commit failed for another reason or its loss can't be repaired."""
     copied: dict[str, list[Committable]] = {}
     errors: list[FailedCommit] = []
-    is_newest = batch_id == life.tail.decided  # of the decided batches, only the newest comes again
+    is_newest = batch_id == life.tail.decided  # only the newest decided batch is run again
     for each in failed:
         has_copies = life.members[each.sink].has_copies
         error = verdict(each.error, each.committables, has_copies, recovered)
@@ -71,25 +71,25 @@ def judged(life: Life, failed: Sequence[FailedCommit], batch_id: int, recovered:
             yield _warning(meant, batch_id, "are written again from their replay copy")
             continue
         errors.append(meant)
-        # A loss that can be computed again is no error yet: its advice, to write the records by other means, would
-        # double them.
+        # A loss that can be computed again is not logged as an error: its advice, to write the records by other means,
+        # would duplicate them.
         if is_newest and is_recomputable(meant):
             yield _warning(meant, batch_id, "can be computed again")
         else:
             yield Log(logging.ERROR, f"batch {batch_id}, sink {each.sink!r}: {error}")
     computable = _loss_of(errors) if errors and is_newest else None
-    if errors and computable is None:  # what can be computed again needs no operator
+    if errors and computable is None:  # a loss that can be computed again needs no operator
         raise worst_of([e.error for e in errors if not is_recomputable(e)] or [e.error for e in errors])
     return Loss(copied, computable)
 
 
 def verdict(error: Exception, committables: Sequence[Committable], has_copies: bool, recovered: bool) -> Exception:
-    """Return what ``error``, raised by one commit of ``committables``, means after the log was seen to have no newer
-    coordinator. ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an
-    earlier incarnation decided the batch, and may have asked for its commit."""
+    """Return the error to report for ``error``, which a commit of ``committables`` raised. Call it after a check that
+    no newer coordinator has opened the log. ``has_copies``: whether the query runs with replay copies for this sink.
+    ``recovered``: whether an earlier incarnation decided the batch, and may have requested its commit."""
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
-        # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
+        # This incarnation decided it, only this process requested its commit, and the first request was refused.
         meant = TransactionLost(f"{sentence(error)} It was never committed, so another process has rolled it back.")
     copies = [committable.replay_copy for committable in committables if committable.replay_copy]
     if isinstance(meant, TransactionLost) and copies and not has_copies:
@@ -104,12 +104,12 @@ def verdict(error: Exception, committables: Sequence[Committable], has_copies: b
 
 
 def is_recomputable(failed: FailedCommit) -> bool:
-    """Whether a commit failed because its transactions are lost, and their records can be computed again."""
+    """Return whether a commit failed because its transactions are lost, and their records can be computed again."""
     return isinstance(failed.error, TransactionLost) and all(c.fingerprint is not None for c in failed.committables)
 
 
 def _loss_of(failed: Sequence[FailedCommit]) -> RecomputableLoss | None:
-    """Return what the failed commits have lost; None if one of them failed otherwise, or can't be computed again."""
+    """Return the loss of the failed commits; None if one failed for another reason or can't be computed again."""
     lost: dict[str, list[Committable]] = {}
     if not all(map(is_recomputable, failed)):
         return None
@@ -132,7 +132,7 @@ def _warning(failed: FailedCommit, batch_id: int, rest: str) -> Log:
 
 
 def write_again(life: Life, batch_id: int, lost: Work) -> Steps[Replaced]:
-    """Write again what replay copies have."""
+    """Write lost transactions again from their replay copies."""
     round = Round(life.log.incarnation, batch_id)
     replaced = {name: dict[str, Committable]() for name in lost}
     for name, of_sink in lost.items():
@@ -144,7 +144,7 @@ def write_again(life: Life, batch_id: int, lost: Work) -> Steps[Replaced]:
 
 
 def compute_again(life: Life, batch_id: int, loss: RecomputableLoss, recompute: Recompute) -> Steps[Replaced]:
-    """Have participants write lost records again, and seal them if they are the same."""
+    """Have participants write lost records again, and seal the new transactions if the records are the same."""
     round = Round(life.log.incarnation, batch_id)
     replaced: dict[str, dict[str, Committable]] = {}
     for name, again in (yield from _recognized(life, round, loss, recompute)).items():
@@ -160,8 +160,8 @@ def compute_again(life: Life, batch_id: int, loss: RecomputableLoss, recompute: 
 def _recognized(
     life: Life, round: Round, loss: RecomputableLoss, recompute: Recompute
 ) -> Steps[dict[str, Sequence[Committable]]]:
-    """Return the transactions that have the lost records, in the order of the lost ones. What else was written stays
-    undecided, for the sweep."""
+    """Return the transactions that have the lost records, in the order of the lost ones. Other transactions stay
+    undecided, and the sweep aborts them."""
 
     def votes(wanted: Wanted) -> Steps[dict[str, list[Committable]]]:
         life.computations += 1
@@ -184,8 +184,9 @@ def _recognized(
 
 
 def refuse_changed_sinks(life: Life, loss: RecomputableLoss, batch_id: int) -> None:
-    """Raise if a sink may not lose transactions any more, such as one that delivers at least once now. Upholds: nothing
-    becomes visible before its decision. Records of such a sink have no hashes, and may be visible when written."""
+    """Raise if a sink no longer has transactions that can be lost, for example because it now delivers at least once.
+    Upholds: nothing becomes visible before its decision. Records of such a sink have no hashes, and may be visible as
+    soon as they are written."""
     for name in loss.lost:
         if not life.members[name].may_time_out:
             raise OperatorRequired(
@@ -198,7 +199,7 @@ def refuse_changed_sinks(life: Life, loss: RecomputableLoss, batch_id: int) -> N
 
 
 def not_computed_again(error: Exception, round: Round) -> Exception | None:
-    """Return what ``error`` means for a decided batch, or None if it means the same as anywhere else."""
+    """Return the error to raise in place of ``error``, because the batch is decided; None to raise ``error`` itself."""
     what = f"{round} is decided. A part that its target system had rolled back could not be computed again"
     match error:
         case Refused():
@@ -212,8 +213,8 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
 
 
 def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable]:
-    """Return the votes of a sink that have the records of ``lost``, in its order, each in the same partition. Raises
-    TransactionLost: a partition has no vote, or one with other records."""
+    """Return a sink's votes that match ``lost``, in its order, partition by partition. Raises TransactionLost: a
+    partition has no vote, or a vote with other records."""
     by_partition = {partition_of(vote): vote for vote in votes if vote.fingerprint is not None}
     return [_same(each, by_partition.get(partition_of(each))) for each in lost]
 
@@ -232,11 +233,11 @@ def _same(lost: Committable, vote: Committable | None) -> Committable:
 
 
 def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable] | None:
-    """Return the votes of a sink that have the records of ``lost``, in its order, whatever their partitions; None if
-    there is none for one of them.
+    """Return a sink's votes that have the records of ``lost``, in its order, whatever their partitions; None if one has
+    no match.
 
-    Spark may number a batch's partitions otherwise when it repeats the batch. With a Kafka source of two, three or four
-    partitions, Spark 4.2 did so after a restart.
+    Spark may number a batch's partitions differently when it repeats the batch. With a Kafka source of two, three or
+    four partitions, Spark 4.2 did so after a restart.
     """
     left: dict[tuple[int | None, int], list[Committable]] = {}
     for vote in votes:

@@ -13,20 +13,20 @@ from twopc.transaction import Committable
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the opening of an incarnation took, as part of the batch for which it was opened."""
+    """Metrics of opening an incarnation, which count for the batch for which it was opened."""
 
-    phases_ms: tuple[tuple[str, float], ...] = ()  # the time in its phases, by name, in order
+    phases_ms: tuple[tuple[str, float], ...] = ()  # the time in each phase, by name, in order
     retries: int = 0  # see ``BatchFinished``
-    recovered: int = 0  # the same
+    recovered: int = 0  # see ``BatchFinished``
 
 
 NO_OPENING = Opening()
 
 
 class Metrics:
-    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening``
-    is what another process has done for the batch before; ``phases_ms`` is the time in each phase that the batch has
-    left."""
+    """Counts a coordinator's events and times its phases, from the call that runs a batch to the batch's end.
+    ``opening`` has the metrics of another process that opened the incarnation for the batch. ``phases_ms`` is the time
+    in each finished phase."""
 
     def __init__(self, opening: Opening = NO_OPENING) -> None:
         self.phases_ms = dict(opening.phases_ms)
@@ -43,7 +43,7 @@ class Metrics:
 
     @property
     def opening(self) -> Opening:
-        """What was counted so far, for the process that runs the batch."""
+        """The metrics so far, for the process that runs the batch."""
         return Opening(tuple(self.phases_ms.items()), self._retries, self._recovered)
 
     def count(self, event: Event) -> None:
@@ -62,7 +62,7 @@ class Metrics:
         committables: Mapping[str, Sequence[Committable]],
         left_out: LeftOut,
     ) -> BatchFinished:
-        """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
+        """Return the event. ``committables``: the decision's, by sink; empty if the batch was already decided."""
         return BatchFinished(
             batch_id=batch_id,
             already_decided=already_decided,

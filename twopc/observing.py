@@ -1,4 +1,4 @@
-"""Tells the observers of this process of events."""
+"""Reports events to the observers of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_observers: list[tuple[object, pluggy.PluginManager]] = []  # each has a manager, so that none can silence another
+_observers: list[tuple[object, pluggy.PluginManager]] = []  # one manager each, so that an observer can't silence others
 
 
 def register_observer(observer: object) -> None:
@@ -30,13 +30,13 @@ def unregister_observer(observer: object) -> None:
 
 
 def has_observers() -> bool:
-    """Whether ``notify`` would report to anybody."""
+    """Return whether there are observers to notify."""
     return bool(_observers)
 
 
 def notify(event: Event, at: datetime | None = None) -> None:
-    """Report ``event``, which happened ``at`` that time or just now, to every observer. An observer's exception is
-    logged: it must not decide the fate of a batch."""
+    """Report ``event``, which happened ``at`` that time or just now, to every observer. An observer's exception is only
+    logged, so that it can't fail a batch."""
     at = datetime.now(timezone.utc) if at is None else at
     for observer, manager in tuple(_observers):
         try:

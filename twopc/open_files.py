@@ -1,7 +1,7 @@
-"""The files that one task writes at a time, where records are split over more places than it can keep files open.
+"""The files that a task has open, when records go to more places than it can keep files open for.
 
-Records of a further place wait in memory. Only when too many wait is a file finished to make room, so records that come
-in any order need few more files than sorted ones.
+Records of other places wait in memory. Only when too many wait is a file finished to make room, so unsorted records
+need few more files than sorted ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_FILES = 32
 """How many files a task has open at a time, by default."""
 
 HELD_BYTES = 48 * 1024 * 1024
-"""How many bytes of records the open files may hold together. As many again may wait for a file, and the open files may
-take as many whatever their records are. A single file is bounded by its format."""
+"""How many bytes of records the open files may hold together. As many again may wait for a file, and the files' fixed
+memory may take as many again. A single file is bounded by its format."""
 
 KEPT_BYTES = 128 * 1024 * 1024
-"""How many bytes of records that were written the encoders of the open files may keep together."""
+"""How many bytes of already written records the encoders of the open files may keep together."""
 
 COLUMN_BYTES = 700
-"""The memory of a record batch's column without its values, measured with pyarrow 26."""
+"""The memory of a column of a record batch beside its values, measured with pyarrow 26."""
 
 
 def memory_bytes(batch: pa.RecordBatch) -> int:
@@ -38,8 +38,8 @@ def memory_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _copied(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records with memory of their own. A column that Spark has sent keeps all other columns of its record batch
-    in memory: the batch is one buffer."""
+    """Copy records into their own memory. Spark sends a record batch as one buffer, so any of its columns keeps all of
+    them in memory."""
     import pyarrow as pa
 
     return pa.concat_batches([records])
@@ -49,9 +49,9 @@ class Encoder(Protocol):
     """Writes records to one file.
 
     Attributes:
-        held_bytes: the size in Arrow of the records that have not reached the file, in bytes. Bounded.
-        kept_bytes: the size in Arrow of the records that it keeps although they have, in bytes.
-        fixed_bytes: its memory independent of the records, in bytes; 0 if it is small.
+        held_bytes: the Arrow size of the records not yet written to the file. Bounded.
+        kept_bytes: the Arrow size of the records that it keeps although they are written.
+        fixed_bytes: its memory that does not depend on the records; 0 if it is small.
     """
 
     @property
@@ -64,24 +64,24 @@ class Encoder(Protocol):
     def fixed_bytes(self) -> int: ...
 
     def write(self, records: pa.RecordBatch, /) -> None:
-        """Write, or hold, records."""
+        """Write records, or hold them."""
 
     def flush(self) -> None:
         """Write held records to the file, if its format can do that in the middle of a file."""
 
     def finish(self) -> None:
-        """Write everything to the file, which is complete afterwards. If this fails, ``discard`` follows."""
+        """Write everything and complete the file. If this fails, ``discard`` follows."""
 
     def discard(self) -> None:
-        """Release what is held. The file is no longer wanted."""
+        """Release held records. The file is no longer wanted."""
 
 
 class OpenFile(Encoder, Protocol):
     """A file that is being written. ``finish`` and ``discard`` close it.
 
     Attributes:
-        room: how many more records the file takes; None for any number. Not 0 before the first.
-        is_full: whether the file is to be finished.
+        room: how many more records the file can take; None for any number. Not 0 before the first.
+        is_full: whether the file must be finished.
     """
 
     @property
@@ -98,9 +98,9 @@ FileT = TypeVar("FileT", bound=OpenFile)
 class OpenFiles(Generic[PlaceT, FileT]):
     """Writes each record to a file of its place. Not thread-safe.
 
-    ``create`` creates a file for each given place; none has one open. It is called for as many places at a time as
-    possible, so that one request can announce the files. At most ``most_files`` are open at a time. ``fixed_bytes``
-    applies to every file, if known before the first.
+    ``create`` creates a file for each given place without an open file. It gets as many places at a time as possible,
+    so that one request can announce the files. At most ``most_files`` are open at a time. ``fixed_bytes`` is that of
+    every file, if known before the first.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class OpenFiles(Generic[PlaceT, FileT]):
         self._create = create
         self._most_files = most_files
         self._largest_fixed_bytes = fixed_bytes
-        # Place → its open file, the least recently written first.
+        # Place → open file, the least recently written first.
         self._open: dict[PlaceT, FileT] = {}
-        # Place without an open file → its records.
+        # Place without an open file → waiting records.
         self._waiting: dict[PlaceT, list[pa.RecordBatch]] = {}
         self._waiting_bytes: Counter[PlaceT] = Counter()
 
@@ -139,7 +139,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
             self._finish_each()
 
     def discard(self) -> None:
-        """Discard the waiting records and every open file. Raises what the files raise, once all are discarded."""
+        """Discard the waiting records and every open file. Raises what the files raise, after all are discarded."""
         self._waiting.clear()
         self._waiting_bytes.clear()
         with contextlib.ExitStack() as discards:
@@ -147,7 +147,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
                 discards.callback(self._open.popitem()[1].discard)
 
     def _room(self) -> int:
-        """Return how many more files may be open, by the largest one so far."""
+        """Return how many more files may be opened, assuming the fixed memory of the largest so far."""
         free = self._most_files - len(self._open)
         if self._largest_fixed_bytes is None:
             return min(free, 1)
@@ -165,13 +165,13 @@ class OpenFiles(Generic[PlaceT, FileT]):
                 self._largest_fixed_bytes = max(self._largest_fixed_bytes or 0, file.fixed_bytes)
 
     def _wait(self, place: PlaceT, records: pa.RecordBatch) -> None:
-        """Hold ``records``, as no further file may be open. If too many records wait, finish a file, and give its room
-        to the place with the most waiting records."""
+        """Hold ``records`` because no further file may be opened. If too many records wait, finish a file and open one
+        for the place with the most waiting records."""
         self._waiting.setdefault(place, []).append(_copied(records))
         self._waiting_bytes[place] += memory_bytes(records)
         if sum(self._waiting_bytes.values()) > HELD_BYTES:
             self._finish(next(iter(self._open)))
-            # That place has at least as many as ``place``, so no more wait afterwards than before this call.
+            # That place has at least as many bytes as ``place``, so no more wait afterwards than before this call.
             [(place, _)] = self._waiting_bytes.most_common(1)
             self._write_waiting(place)
 
@@ -186,7 +186,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
         rest = records
         while rest.num_rows:
             file = self._open.pop(place, None) or next(iter(self._create([place])))
-            self._open[place] = file  # the most recently written one
+            self._open[place] = file  # as the most recently written
             room = rest.num_rows if file.room is None else file.room
             taken, rest = rest.slice(0, room), rest.slice(room)
             file.write(taken)
@@ -194,7 +194,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
                 self._finish(place)
 
     def _hold_less(self) -> None:
-        """Uphold that memory is bounded, however many files are open: flush or finish the files that take most."""
+        """Flush or finish the files that take the most memory. Upholds: memory is bounded, however many are open."""
         while len(self._open) > 1 and sum(file.held_bytes for file in self._open.values()) > HELD_BYTES:
             place, file = max(self._open.items(), key=lambda item: item[1].held_bytes)
             file.flush()
@@ -214,16 +214,15 @@ class OpenFiles(Generic[PlaceT, FileT]):
 
 
 class RowGroups:
-    """Collects the records of one file into row groups, and writes each as soon as it is full. Spark's batches of
-    10 000 rows are too small for a row group each: columns would hardly compress, and readers would spend their time on
-    metadata.
+    """Collects the records of one file into row groups, and writes each when it is full. One row group per Spark batch
+    of 10 000 rows would be too small: columns would hardly compress, and readers would spend their time on metadata.
 
     Args:
         write: writes a row group.
-        most_bytes: the size of a full one, in bytes of Arrow.
+        most_bytes: the Arrow size of a full row group.
 
     Attributes:
-        held_bytes: as of ``OpenFile``, and the others, too.
+        held_bytes: like the other attributes, see ``Encoder``.
         kept_bytes: Arrow's Parquet writer keeps the pages of the last row group, plain and compressed, until the next
             one begins or the file is closed.
     """
@@ -259,15 +258,15 @@ class RowGroups:
 
 
 def with_bounds(schema: pa.Schema) -> list[str]:
-    """Return the paths of a Parquet file's columns that may have bounds, by which readers skip row groups.
+    """Return the paths of a Parquet file's columns that get bounds, which let readers skip row groups.
 
-    Floats have none: Parquet leaves NaN out of bounds, and Spark and DuckDB, for which NaN is the greatest value, would
-    skip a row group that has one. Lists and maps have none either: no reader looks for them by bounds.
+    Floats get none: Parquet excludes NaN from bounds, but for Spark and DuckDB NaN is the greatest value, so they would
+    skip row groups that contain it. Lists and maps get none, because no reader uses their bounds.
     """
     from pyarrow import types
 
     leaves = [*_leaves(schema, "")]
-    unbounded = {path for path, type in leaves if types.is_floating(type)}  # one path may be that of two columns
+    unbounded = {path for path, type in leaves if types.is_floating(type)}  # two columns may share a path
     return [path for path, type in leaves if path not in unbounded and not types.is_nested(type)]
 
 
@@ -284,10 +283,10 @@ def _leaves(fields: Iterable[pa.Field], within: str) -> Iterator[tuple[str, pa.D
 
 
 def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield, for each tuple of values that records have in ``columns``, of which there is at least one, the position of
-    the first such record, and all of them in their order. Two nulls are equal, and so are two NaNs.
+    """Group records by their values in ``columns``, which must not be empty. Yield the position of each group's first
+    record, and the group's records in order. Nulls are equal, and so are NaNs.
 
-    Each part is a copy: a slice would keep all of ``records`` in memory while a file holds it.
+    Each group is a copy: a slice would keep all of ``records`` in memory while a file holds it.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -298,7 +297,7 @@ def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[t
         values = encoded.indices.cast(pa.int64())
         if tuples is not None:
             values = pc.add(pc.multiply(tuples, len(encoded.dictionary)), values)
-            values = values.dictionary_encode().indices.cast(pa.int64())  # so that it never exceeds the records' number
+            values = values.dictionary_encode().indices.cast(pa.int64())  # to keep it below the number of records
         tuples = values
     assert tuples is not None
     order = pc.sort_indices(tuples)  # stable
@@ -309,13 +308,13 @@ def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[t
         start = end
 
 
-# Folders of partitions, as Hive and Spark name them. -----------------------------------------------------------------
+# Partition folders, as Hive and Spark name them. ----------------------------------------------------------------------
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""The value in a folder's name that Hive and Spark read as null."""
+"""The folder value that Hive and Spark read as null."""
 
 _ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
-"""The characters that Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars reads the name."""
+"""The characters that Spark escapes in folder names (``ExternalCatalogUtils``), and NUL. polars can read such names."""
 
 
 def partition_text(value: Any) -> str | None:
@@ -334,7 +333,7 @@ def partition_text(value: Any) -> str | None:
 
 
 def partition_folder(column: str, value: Any) -> str:
-    """Return ``column=value`` as Spark writes it. Two values have two names, but for texts that readers take for null:
-    sinks refuse these."""
+    """Return ``column=value`` as Spark writes it. Different values have different names, except texts that readers
+    read as null, which sinks refuse."""
     text = partition_text(value)
     return f"{column.translate(_ESCAPED)}={DEFAULT_PARTITION if text is None else text.translate(_ESCAPED)}"

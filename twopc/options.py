@@ -1,16 +1,16 @@
 """How a backend declares its options, and the parser that all backends share.
 
-A backend declares each option once. The parser checks what the user gave, and the documentation is generated from the
+A backend declares each option once. The parser checks the user's values, and the documentation is generated from the
 same declaration. ``docs/write-your-own-sink.md`` has an example.
 
-Any value may be text, as Spark's options and the sinks file have nothing else. Every backend refuses in the same words:
+Any value may be text, because Spark's options and the sinks file have only text. All backends share the error messages:
 
 - the audit sink has no option 'pth'. Did you mean 'path'? Its options: path, mode, rows_per_file.
 - the audit sink needs the option 'path': a path or URL, such as /data/orders or s3://bucket/orders.
 - the option 'mode' of the audit sink must be one of append, upsert.
 
-No error repeats a value, which may be a secret that was given to the wrong option. A ``Kind`` of your own must not do
-so either: its ``read`` raises a bare ValueError, and its ``must_be`` completes the sentence.
+No error repeats a value, because it may be a secret given to the wrong option. A custom ``Kind`` must follow this: its
+``read`` raises a bare ValueError, and its ``must_be`` completes the sentence.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Kind:
     """A kind of values.
 
     Attributes:
-        values: for the column "values" of the documentation, as Markdown.
+        values: the column "values" in the documentation, as Markdown.
         must_be: completes the sentence "the option 'x' must be …".
-        read: returns the value for what a user gave. Raises ValueError or TypeError where that is no such value.
+        read: converts what a user gave to a value. Raises ValueError or TypeError if that is not possible.
     """
 
     values: str
@@ -46,13 +46,13 @@ class Option:
     """One option.
 
     Attributes:
-        name: as the user writes it.
-        kind: its values.
-        meaning: what it does, and why the default is what it is. Markdown without relative links, as it is on several
-            pages.
-        default: its value where it is not given; None for none.
-        default_text: for the documentation, as Markdown, where the default needs words.
-        needed: whether it must be given.
+        name: the name that users write.
+        kind: the values that it takes.
+        meaning: what it does, and why it has its default. Markdown without relative links, because several pages show
+            it.
+        default: the value if the user gives none, or None.
+        default_text: the default in words for the documentation, as Markdown, if needed.
+        needed: whether the user must give it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def default_cell(self) -> str:
-        """The column "default" of the documentation."""
+        """The column "default" in the documentation."""
         if self.default_text or self.default is None:
             return self.default_text
         if isinstance(self.default, bool | str):
@@ -73,7 +73,7 @@ class Option:
 
 
 def names(options: Iterable[Option]) -> tuple[str, ...]:
-    """Return the names, in the same order."""
+    """Return the names of options, in the same order."""
     return tuple(option.name for option in options)
 
 
@@ -81,7 +81,7 @@ def names(options: Iterable[Option]) -> tuple[str, ...]:
 
 
 def text(must_be: str = "text that is not empty", values: str = "text") -> Kind:
-    """Non-blank text, without the whitespace around it."""
+    """Non-blank text, without surrounding whitespace."""
 
     def read(given: Any) -> str:
         stripped = given.strip() if isinstance(given, str) else ""
@@ -120,7 +120,7 @@ def whole_number(least: int | None = None, most: int | None = None, values: str 
 
 
 def mapping() -> Kind:
-    """Names and values, as a mapping or as the text of a JSON object. Empty if it is None."""
+    """Names and values, as a mapping or as the text of a JSON object. None is empty."""
 
     def read(given: Any) -> dict[str, Any]:
         parsed = json.loads(given) if isinstance(given, str) else given
@@ -132,12 +132,12 @@ def mapping() -> Kind:
 
 
 def seconds(least: float, most: float) -> Kind:
-    """A time in seconds, which may have a fraction."""
+    """A time in seconds, possibly fractional."""
     return Kind("seconds", f"seconds{_bounds(least, most)}", lambda given: _within(float(str(given)), least, most))
 
 
 def choice(*choices: str) -> Kind:
-    """One of some words, in any case."""
+    """One of a set of words, case-insensitive."""
 
     def read(given: Any) -> str:
         chosen = str(given).strip().lower()
@@ -147,18 +147,18 @@ def choice(*choices: str) -> Kind:
 
 
 def flag() -> Kind:
-    """A truth value."""
+    """True or false."""
     words = choice("true", "false")
     return Kind(words.values, words.must_be, lambda given: words.read(given) == "true")
 
 
 def columns() -> Kind:
-    """Names of columns, as a list or as text with commas."""
+    """Names of columns, as a list or as comma-separated text."""
     return Kind("columns", "names of columns, each once, such as day,city", _each_once)
 
 
 def choices(*words: str) -> Kind:
-    """Some of some words, or none, as a list or as text with commas."""
+    """A subset of some words, possibly empty, as a list or as comma-separated text."""
 
     def read(given: Any) -> tuple[str, ...]:
         chosen = _each_once(given) if given else ()
@@ -169,7 +169,7 @@ def choices(*words: str) -> Kind:
 
 
 def qualified_name(must_be: str = "a name such as orders or sales.orders") -> Kind:
-    """The name of a table, with that of its schema before a dot or without: (schema or None, table)."""
+    """A table name, with or without its schema and a dot before it: (schema or None, table)."""
 
     def read(given: Any) -> tuple[str | None, str]:
         schema, dot, table = str(given).strip().rpartition(".")
@@ -221,18 +221,18 @@ UPSERT_BY = Option(
 
 
 def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], others: str = "") -> dict[str, Any]:
-    """Return the values of ``options``: those given, and the defaults of the others that have one.
+    """Return the values of ``options``: those that the user gave, and the defaults of others that have one.
 
-    Other names in ``given`` are left alone, as some backends pass them on; ``refuse_unknown`` is for those that don't.
+    Unknown names in ``given`` are ignored, because some backends pass them on. Others call ``refuse_unknown``.
 
     Args:
-        owner: as errors name it, such as ``the audit sink``.
-        options: those to read.
+        owner: the name for errors, such as ``the audit sink``.
+        options: the options to read.
         given: what the user gave.
-        others: in words, the options that the backend passes on.
+        others: the options that the backend passes on, in words.
 
     Raises:
-        ConfigurationError: a needed option is missing or misspelt, or a value is wrong.
+        ConfigurationError: a needed option is missing or misspelled, or a value is wrong.
     """
     options = tuple(options)
     values = {}
@@ -252,21 +252,21 @@ def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], other
 
 
 def wrong_value(owner: str, name: str, must_be: str) -> ConfigurationError:
-    """Return the error for a value that can't be. The value is not repeated."""
+    """Return the error for an invalid value, without the value."""
     return ConfigurationError(f"the option {name!r} of {owner} must be {must_be}.", option=name)
 
 
 def unknown(
     owner: str, name: str, known: Iterable[str], others: str = "", unlisted: Iterable[str] = ()
 ) -> ConfigurationError:
-    """Return the error for an option that is not known.
+    """Return the error for an unknown option.
 
     Args:
         owner: as for ``parse``.
-        name: the unknown one.
-        known: those to list, and to offer where ``name`` is a misspelling.
-        others: in words, the options that the backend passes on.
-        unlisted: those of them to offer.
+        name: the unknown option.
+        known: the options to list, and to suggest if ``name`` is a misspelling.
+        others: the options that the backend passes on, in words.
+        unlisted: options among these to suggest as well.
     """
     known = tuple(known)
     known_and_others = ", ".join([*known, *([others] if others else [])])
@@ -275,7 +275,7 @@ def unknown(
 
 
 def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option]) -> None:
-    """Make sure that all names in ``given`` are those of ``options``.
+    """Check that all names in ``given`` are names of ``options``.
 
     Raises:
         ConfigurationError: one is not.
@@ -286,8 +286,8 @@ def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that offers the nearest of ``known`` for a misspelt ``name``, after a space; empty where none
-    is near."""
+    """Return a space and a sentence that suggests the nearest of ``known`` for a misspelled ``name``; empty if none is
+    near."""
     spelled = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" Did you mean {spelled[near[0]]!r}?" if near else ""
@@ -297,7 +297,7 @@ def _read(owner: str, option: Option, value: Any) -> Any:
     try:
         return option.kind.read(value)
     except (ValueError, TypeError):
-        pass  # raised below, as an error from here would carry the value in its context
+        pass  # raised below: an error raised here would carry the value in its context
     raise wrong_value(owner, option.name, option.kind.must_be)
 
 

@@ -21,7 +21,7 @@ from twopc.transaction import (
     sum_of_hashes,
 )
 from twopc.transaction import (
-    Vote as Vote,  # noqa: PLC0414  # its users know it from here
+    Vote as Vote,  # noqa: PLC0414  # users import it from here
 )
 from twopc.transactional_ids import Round
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VALIDATE_PATIENCE_S = 30.0
-"""How long a target system may give no answer, such as while a broker learns that it coordinates a group."""
+"""How long a target system may fail to answer, for example while a broker learns that it coordinates a group."""
 
 
 class Participant:
     """Begins at most one transaction per sink, at its first record, and rolls all of them back on an exception.
 
-    If a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own. Of the
-    records that sinks refuse, ``max_bad_records`` are left out of the transactions. One more fails the attempt.
+    If a partition may be attempted more than once in a round, each attempt needs its own ``serial``. Up to
+    ``max_bad_records`` records that sinks refuse are left out of the transactions. One more fails the attempt.
 
     >>> with Participant(sinks, round, partition=0) as participant:  # doctest: +SKIP
     ...     participant.write("orders", record_batch)
@@ -63,13 +63,13 @@ class Participant:
         self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> Sequence[RecordRefused]:
-        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, which could not commit.
+        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction: an empty one could not commit.
 
         Args:
             sink: the sink's name.
             batch: the records.
             hashes: a hash of each record, equal for equal records in every process. If the target system loses the
-                transaction after its decision, the records are recognized by them (``Coordinator.run``).
+                transaction after its decision, the hashes identify the records (``Coordinator.run``).
 
         Returns:
             A refusal for each record that was left out, with its position in ``batch``.
@@ -82,8 +82,8 @@ class Participant:
     def delete(
         self, sink: str, records: pa.RecordBatch, hashes: pa.Int64Array | None = None
     ) -> Sequence[RecordRefused]:
-        """Delete the rows of ``sink``, a ``KeyedSink``, that have the keys of ``records``. Their other columns are
-        ignored. Like ``write`` in everything else.
+        """Delete the rows of ``sink``, a ``KeyedSink``, that have the keys of ``records``. Other columns of ``records``
+        are ignored. Otherwise like ``write``.
 
         Raises:
             ConfigurationError: the sink has no key.
@@ -94,7 +94,7 @@ class Participant:
         if not isinstance(keyed, KeyedSink) or not keyed.key:
             raise ConfigurationError(f"sink {sink!r} has no key, so nothing can be deleted from it", sink=sink)
         key = list(keyed.key)
-        # As a record, a delete has nulls beside its key: so it is counted, and copied for a replay.
+        # A delete becomes a record with nulls beside its key, which is counted and copied like any other.
         columns = {field.name: pa.nulls(records.num_rows, field.type) for field in records.schema}
         deletes = pa.record_batch(columns | {name: records.column(name) for name in key}, schema=records.schema)
 
@@ -114,7 +114,7 @@ class Participant:
         add: Callable[[Transaction, pa.RecordBatch], None],
         add_valid: Callable[[Transaction, pa.RecordBatch], Iterator[RecordRefused]],
     ) -> Sequence[RecordRefused]:
-        """Add records or deletes to the transaction of ``sink`` by one of these methods."""
+        """Add records or deletes to the transaction of ``sink``, with ``add`` or ``add_valid``."""
         if batch.num_rows == 0:
             return ()
         if batch.schema != self._schemas.get(sink):
@@ -139,7 +139,7 @@ class Participant:
         add: Callable[[Transaction, pa.RecordBatch], None],
         add_valid: Callable[[Transaction, pa.RecordBatch], Iterator[RecordRefused]],
     ) -> Mapping[int, RecordRefused]:
-        """Add what the sink does not refuse. Return the refusals by their positions in the batch."""
+        """Add the records that the sink accepts. Return the refusals by their positions in the batch."""
         if not self._max_bad_records:
             add(transaction, batch)
             return {}
@@ -153,7 +153,7 @@ class Participant:
         return refused
 
     def _count(self, name: str, written: pa.RecordBatch, hashes: pa.Int64Array | None) -> None:
-        """Add what was written to the transaction's copy and sums."""
+        """Add written records to the transaction's replay copy and sums."""
         transaction = self._transactions[name]
         if name in self._copies:
             self._copies[name].write(written)
@@ -163,7 +163,7 @@ class Participant:
             transaction.hash = sum_of_hashes(hashes, transaction.hash or 0)
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
-        """Validate with a limit on the wait: the round has no decision yet, so nothing depends on the answer."""
+        """Validate, with a limited wait: before the round's decision, nothing depends on the answer."""
         what = f"look at what sink {name!r} writes to"
         try:
             with located(sink=name, batch_id=self._round.batch_id):
@@ -180,9 +180,9 @@ class Participant:
             self._copies[name] = sink.replay_copies.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:
-        """Pre-commit every transaction begun. From here on only the coordinator decides their outcome.
+        """Pre-commit every transaction. From here on only the coordinator decides their outcome.
 
-        A transaction of which the sink refused every record is discarded: without a record it could not commit.
+        A transaction whose records were all refused is discarded, because an empty one could not commit.
         """
         for name in [name for name, live in self._transactions.items() if not live.records]:
             self._discard(name)
@@ -197,7 +197,7 @@ class Participant:
 
     @contextlib.contextmanager
     def _locating(self, sink: str) -> Iterator[None]:
-        """Add to an error of ``sink`` what only the participant knows."""
+        """Add what only the participant knows to an error of ``sink``."""
         try:
             with located(sink=sink, batch_id=self._round.batch_id):
                 yield
@@ -215,12 +215,12 @@ class Participant:
             self._discard(name)
 
     def _discard(self, name: str) -> None:
-        """Roll a transaction back that no vote names."""
+        """Roll back a transaction that no vote names."""
         transaction = self._transactions.pop(name)
         try:
             self._sinks[name].discard(transaction)
         except Exception:
-            # What stays open is swept by the coordinator.
+            # The coordinator sweeps what stays open.
             logger.warning("could not discard %s of sink %s", transaction.id.exact, name, exc_info=True)
         if copy := self._copies.pop(name, None):
             copy.discard()

@@ -1,4 +1,4 @@
-"""The pending-transaction ordered map: what is decided and not known to be committed."""
+"""The pending-transaction ordered map: batches that are decided and not known to be committed."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from twopc.transaction import Committable
 
 
 class PendingTransactions(Mapping[int, Mapping[str, tuple[Committable, ...]]]):
-    """Batch id → sink's name → pre-committed transactions, oldest batch first.
+    """Batch id → sink name → pre-committed transactions, oldest batch first.
 
-    A process has no other record of them. It is loaded from the log's newest entry when an incarnation begins, and a
-    decision adds to it. A sink's part of a batch leaves when the sink has completed the batch, the batch when all have
-    announced it. (Flink's ``TwoPhaseCommitSinkFunction`` keeps such a map per sink.)
+    A process has no other record of them. It is loaded from the log's newest entry when an incarnation begins, and each
+    decision adds a batch. A sink's part of a batch is removed when the sink has completed the batch, and the batch when
+    all sinks have announced it. (Flink's ``TwoPhaseCommitSinkFunction`` keeps such a map per sink.)
     """
 
     def __init__(self) -> None:
         self._batches: dict[int, dict[str, tuple[Committable, ...]]] = {}
 
     def add(self, batch_id: int, parts: Mapping[str, Sequence[Committable]]) -> None:
-        """Remember a decided batch. Raises ValueError: ``batch_id`` is not newer than every pending batch."""
+        """Add a decided batch. Raises ValueError: ``batch_id`` is not newer than every pending batch."""
         if self._batches and batch_id <= next(reversed(self._batches)):
             raise ValueError(f"batch {batch_id} is not newer than the pending {list(self._batches)}")
         self._batches[batch_id] = {sink: tuple(committables) for sink, committables in parts.items()}
 
     def amend(self, batch_id: int, sink: str, committables: Sequence[Committable]) -> None:
-        """Replace a sink's transactions of a pending batch by those of the amended decision."""
+        """Replace a sink's transactions in a pending batch with those of the amended decision."""
         assert sink in self._batches[batch_id]
         self._batches[batch_id][sink] = tuple(committables)
 
     def complete(self, batch_id: int, sink: str) -> None:
-        """Forget a sink's part of a batch, which the sink has completed."""
+        """Remove a sink's part of a batch that the sink has completed."""
         del self._batches[batch_id][sink]
 
     def settle(self, batch_id: int) -> None:
-        """Forget a batch that every sink has completed and announced."""
+        """Remove a batch that every sink has completed and announced."""
         assert not self._batches[batch_id]
         del self._batches[batch_id]
 
     def of(self, sink: str) -> Mapping[int, tuple[Committable, ...]]:
-        """Return a sink's part, as a view: batch id → transactions, oldest batch first."""
+        """Return a view of one sink's transactions: batch id → transactions, oldest batch first."""
         return _Part(self._batches, sink)
 
     def __getitem__(self, batch_id: int) -> Mapping[str, tuple[Committable, ...]]:

@@ -1,4 +1,4 @@
-"""Performs the effects of the protocol, over real sinks and a real log. It decides nothing."""
+"""Performs the protocol's effects on real sinks and a real log. It decides nothing."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 SEAL_PATIENCE_S = 120.0
-"""How long a target system may give no answer before the decision, such as while its brokers restart one by one. Then
-the round is rolled back, as it may hold locks in other target systems."""
+"""How long a target system may fail to answer before the decision, for example while its brokers restart one by one.
+Then the round is rolled back, because it may hold locks in other target systems."""
 
 
 @dataclass(eq=False, repr=False)
 class Performer:
-    """The hands of one coordinator. For the arguments see ``Coordinator``.
+    """Calls the sinks and the log for one coordinator. For the arguments see ``Coordinator``.
 
-    ``phase`` is what the protocol is doing, ``metrics`` is of the batch that runs, ``waits`` are the calls that target
-    systems have not answered, and ``notices`` stand beside the log, for ``twopc status``.
+    ``phase`` is the protocol's current phase, ``metrics`` those of the running batch, ``waits`` the calls that target
+    systems have not answered, and ``notices`` what ``twopc status`` reads beside the log.
     """
 
     life: Life = field(init=False)
@@ -83,18 +83,18 @@ class Performer:
         self.metrics = Metrics()
         self.waits = Waits(self.owner)
         self.notices = Notices(self.store)
-        self._running: list[Worker] = []  # with commits, also of an earlier incarnation
+        self._running: list[Worker] = []  # commits, perhaps of an earlier incarnation
         self.failed_rests = 0  # since a sweep was last answered
         self._first_failed_rest_s = 0.0  # by time.monotonic
-        self._began_s = 0.0  # by time.perf_counter, of the newest phase one
+        self._began_s = 0.0  # when the newest phase one began, by time.perf_counter
 
     @property
     def tail(self) -> Entry | None:
-        """The newest known entry of the log; None if the log is empty, or was not read yet."""
+        """The newest known entry of the log; None if the log is empty or has not been read."""
         return self.life.tail if self.is_open and self.phase is not Phase.CLOSED else self.tail_when_closed
 
     def do(self, effect: Effect) -> Any:  # noqa: C901, PLR0911, PLR0912  # one case per effect
-        """Perform one effect, and return its answer. Errors get to know the sink and the batch."""
+        """Perform one effect, and return its answer. Errors get the sink and the batch as attributes."""
         with located(sink=getattr(effect, "sink", None), batch_id=getattr(effect, "batch_id", None)):
             match effect:
                 case effects.Bind():
@@ -140,7 +140,7 @@ class Performer:
             return perform_on(self.store, effect)
 
     def leave_incarnation(self) -> None:
-        """Wait for what the last one still does. A second interrupt leaves its commits running, and the next one uses
+        """Wait for commits of the last incarnation. They run on after a second interrupt, and the next incarnation uses
         the same sinks."""
         self.is_open = False
         if self._running:
@@ -171,14 +171,15 @@ class Performer:
         self._began_s = time.perf_counter() if effect.began_s is None else effect.began_s
         given = (effect.round,) if effect.wanted is None else (effect.round, effect.wanted)
         limits = {sink.seals_within_s: name for name, sink in self.sinks.items() if sink.seals_within_s is not None}
-        # A data source's tasks have written before, and what is computed again is decided.
+        # Tasks of a data source have written already, and a batch that is computed again is decided.
         is_watched = effect.began_s is None and effect.wanted is None and self.commits_at_once > 1
         within_s = min(limits, default=None) if is_watched else None
         with telling_of_lateness(within_s, functools.partial(self._late, effect.round.batch_id, limits)):
             return list(effect.phase_one(*given))
 
     def _late(self, batch_id: int, limits: Mapping[float, str], age_s: float, ended: threading.Event) -> None:
-        """Report a late batch. Upholds: no undecidable batch is written for long without an operator being told."""
+        """Report a late batch. Upholds: a batch too late to be decided is not written for long without an operator
+        being notified."""
         within_s = min(limits)
         is_over = age_s >= within_s
         what = f"batch {batch_id} is being written"
@@ -224,8 +225,8 @@ class Performer:
         return until_answered(what, call, *arguments, tell=self.tell, waits=self.waits, **limits)
 
     def until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Repeat a call like ``until_answered``, with a limit before the log's first decision: nothing depends on the
-        answer then, and a wrong option is the likely reason for none."""
+        """Repeat a call like ``until_answered``, but with a time limit before the log's first decision. Nothing depends
+        on the answer then, and a wrong option is the likely reason that there is none."""
         if self.tail is not None and self.tail.decided is not None:
             return self.until_answered(what, call, *arguments)
         began_s = time.monotonic()
@@ -245,13 +246,13 @@ class Performer:
     def enter(self, phase: Phase, batch_id: int | None = None, began_s: float | None = None) -> None:
         left, self.phase = self.phase, advance(self.phase, phase)
         if phase is Phase.CLOSED:
-            self.waits.given_up.set()  # a second interrupt may have come before the first was passed on to the commits
+            self.waits.given_up.set()  # a second interrupt may have come before the commits were told of the first
         self.metrics.leave(left, time.perf_counter() if began_s is None else began_s)
         self.notices.withdraw()
         self.tell(PhaseEntered(phase, batch_id, self.owner))
 
     def tell(self, event: Event) -> None:
-        """Tell observers, and the operator of a call that waits for long."""
+        """Notify observers of an event, and the operator of a call that has waited for long."""
         self.metrics.count(event)
         notify(event)
         if isinstance(event, CallRetried):
@@ -261,8 +262,8 @@ class Performer:
                 self.notices.post(tail, event)
 
     def rest_failed(self, error: Retriable, wait_s: float) -> None:
-        """Report a failed rest, to be repeated in ``wait_s`` seconds; 0 if the caller chooses when. Upholds: nothing
-        is repeated for long without an operator being told."""
+        """Report a failed rest, which is repeated in ``wait_s`` seconds; 0 if the caller chooses when. Upholds: no call
+        is repeated for long without an operator being notified."""
         now_s = time.monotonic()
         if not self.failed_rests:
             self._first_failed_rest_s = now_s
@@ -274,14 +275,14 @@ class Performer:
         self.tell(event)
 
     def rest_is_answered(self) -> None:
-        """Clear the failure that observers show."""
+        """Clear a reported failure."""
         if self.failed_rests:
             self.failed_rests = 0
             self.notices.withdraw()
             self.tell(PhaseEntered(self.phase, None, self.owner))
 
     def fail(self, error: BaseException, batch_id: int | None = None) -> None:
-        """Close after an error, so that the next call recovers first."""
+        """Enter the phase CLOSED after an error, so that the next call recovers first."""
         if isinstance(error, TwoPhaseCommitError):
             error.fill_in(batch_id=batch_id, phase=self.phase)
         if self.phase is Phase.CLOSED:
@@ -312,11 +313,11 @@ class Performer:
 def sealed(
     sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], began_s: float
 ) -> tuple[Committable, ...]:
-    """Return ``committables`` with the handles that the sink's ``seal`` gives them. Phase one began at ``began_s`` of
-    ``time.perf_counter``.
+    """Return ``committables`` with the handles that the sink's ``seal`` gives them. ``began_s``: when phase one began,
+    by ``time.perf_counter``.
 
     Raises:
-        ConfigurationError: ``seal`` returned other transactions. What it left out would be rolled back.
+        ConfigurationError: ``seal`` returned other transactions. Those that it left out would be rolled back.
     """
     found = tuple(sink.seal(committables, time.perf_counter() - began_s))
     same = [one.is_same_transaction(other) for one, other in zip(found, committables, strict=False)]
@@ -328,8 +329,8 @@ def sealed(
 
 
 def part_of_batch(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], recovered: bool) -> BatchPart:
-    """Return what ``committables`` of a decided batch have written, for observers. Raises nothing: no observer may
-    decide the fate of a batch. ``recovered``: the batch may have been written with another schema."""
+    """Return what ``committables`` of a decided batch have written, for observers. Raises nothing: observers must not
+    affect a batch. ``recovered``: the batch may have been written with another schema."""
     name, datasets = sink.transactional_ids.sink, None
     try:
         if (found := sink.datasets(committables)) is not None:
@@ -342,8 +343,8 @@ def part_of_batch(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committa
 
 def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
     """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it. Raises
-    Retriable if they could not be written now; the batch is decided, so its caller must not run it again. Raises
-    OperatorRequired if they can't be written any more."""
+    Retriable, not RoundAborted, if they can't be written now: the batch is decided, and must not be run again. Raises
+    OperatorRequired if they can no longer be written."""
     assert sink.replay_copies is not None
     assert lost.replay_copy is not None
     began_s = time.perf_counter()
@@ -368,7 +369,7 @@ def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) 
 
 
 def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exception | None:
-    """Return what ``error`` means for a decided transaction, or None if it means the same as anywhere else."""
+    """Return the error to raise in place of ``error``, because the transaction is decided; None to raise it as is."""
     what = (
         f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by its"
         " target system"

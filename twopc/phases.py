@@ -1,6 +1,6 @@
 """The phases of a coordinator. One table has every legal transition; an illegal one raises and changes nothing.
 
-The picture in ``docs/internals/architecture.md`` is compared with this table by a test.
+A test compares the diagram in ``docs/internals/architecture.md`` with this table.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 def advance(current: Phase, following: Phase) -> Phase:
-    """Return ``following`` if the table allows it after ``current``. Raises RuntimeError: the table does not allow it.
-    The coordinator has a defect, found before it does harm."""
+    """Return ``following`` if the table allows it after ``current``. Raises RuntimeError if not: a defect of the
+    coordinator, found before it does harm."""
     if following is not Phase.CLOSED and following not in NEXT[current]:
         raise RuntimeError(f"a coordinator can't go from {current.value} to {following.value}")
     return following

@@ -1,4 +1,4 @@
-"""Backends by name, through the entry-point group ``twopc``. Each is loaded when it is first asked for."""
+"""Finds backends by name in the entry-point group ``twopc``, and loads each on first use."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _find(backend: str) -> EntryPoint:
     )
 
 
-@functools.cache  # it reads metadata from disk, for some milliseconds, and is asked with every batch
+@functools.cache  # it reads metadata from disk for some milliseconds, and is called for every batch
 def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
-    """Return what to install for a sink's class: a distribution and version, or the module if it has no entry point."""
+    """Return the distribution and version that provide a sink's class, or the module if it has no entry point."""
     module = sink.__module__.partition(".")[0]
     for entry_point in entry_points(group=registry.BACKENDS):
         if entry_point.module.partition(".")[0] == module and entry_point.dist:

@@ -1,7 +1,7 @@
-"""What the sinks of databases share that prepare a transaction under a name, such as PostgreSQL and MySQL.
+"""What sinks share whose database prepares a transaction under a name, such as PostgreSQL and MySQL.
 
-Such a database forgets the name of a transaction that has ended. So a transaction writes a row about itself, its
-marker, which exists exactly if the transaction is committed.
+Such a database forgets the name of a transaction that has ended. So each transaction writes a row, its marker, which
+exists exactly if the transaction is committed.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ BYTES = pa.large_binary()
 
 
 def joined(*parts: pa.Array | str, by: str = "") -> pa.Array:
-    """Return the texts of each record put together, as ``BYTES``; null where one of them is null."""
+    """Concatenate the texts of each record, with ``by`` between them, as ``BYTES``; null where one of them is null."""
     all_bytes = [pa.scalar(part.encode(), BYTES) if isinstance(part, str) else part for part in (*parts, by)]
     return pc.binary_join_element_wise(*all_bytes)
 
 
 class MarkedTable(ABC, Generic[ConnectionT]):
-    """All SQL of such a sink: of its table, and of the markers. The methods raise the errors of the database's client.
+    """All SQL for a sink's table and its markers. The methods raise the errors of the database's client.
 
     A marker exists exactly if its transaction is committed, whichever process ended it. A failover or a restore from a
     backup undoes both together.
     """
 
-    markers: str  # the marker table, as it stands in a statement
-    _waiting: ClassVar[str] = ""  # the end of a SELECT that waits for the transaction that has written a row
+    markers: str  # the marker table, as quoted in a statement
+    _waiting: ClassVar[str] = ""  # ends a SELECT that must wait for the transaction that wrote the row
 
     @abstractmethod
     def columns(self, connection: ConnectionT) -> Sequence[TableColumn]:
@@ -72,14 +72,14 @@ class MarkedTable(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def prune_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> None:
-        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
+        """Remove the markers of older batches. Keep the newest ones, which prove that the table was not emptied."""
 
     @abstractmethod
     def _of_markers(self, connection: ConnectionT, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement. ``{markers}`` stands for the marker table, and other names in braces for values."""
+        """Run a statement. ``{markers}`` stands for the marker table; other names in braces stand for values."""
 
     def mark(self, connection: ConnectionT, transaction_id: TransactionId, scope: str) -> None:
-        """Write the transaction's own marker."""
+        """Write a transaction's marker, within the transaction."""
         name, batch_id = transaction_id.exact, transaction_id.round.batch_id
         insert = "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})"
         self._of_markers(connection, insert, name=name, scope=scope, batch_id=batch_id)
@@ -103,9 +103,9 @@ class MarkedTable(ABC, Generic[ConnectionT]):
 
 
 class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
-    """A live transaction and its connection. ``schema`` has the records' columns, and ``columns`` the table's by name,
-    which keep their types until the transaction ends; both are empty before the first record. ``is_partial``: whether a
-    write has failed, so that the transaction may have only a part of its records."""
+    """A live transaction and its connection. ``schema`` has the columns of the records. ``columns`` has the table's, by
+    name; they keep their types until the transaction ends. Both are empty before the first record. ``is_partial``:
+    whether a write has failed, so that records may be missing."""
 
     def __init__(self, transaction_id: TransactionId, connection: ConnectionT) -> None:
         super().__init__(transaction_id)
@@ -129,25 +129,25 @@ def _whole(transaction: PreparedTransaction[Any, Any]) -> Iterator[None]:
 
 
 class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
-    """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator."""
+    """A database sink with one transaction per task attempt. The task prepares it, and the coordinator ends it."""
 
     takes_repeated_keys = True
 
     # Subclasses set these.
     _options_type: ClassVar[Any]  # parses the options; their ``str`` names the table and its server, for messages
-    _table_type: ClassVar[Any]  # makes a ``MarkedTable`` of the options
-    _connections: ClassVar[str]  # the option that says how to reach the server, for ``_session`` and ``_release``
-    _session: ClassVar[Any]  # lends a connection of the coordinator, in which each statement is a transaction
-    _release: ClassVar[Any]  # closes the idle ones
+    _table_type: ClassVar[Any]  # makes a ``MarkedTable`` from the options
+    _connections: ClassVar[str]  # the option with the server's address, for ``_session`` and ``_release``
+    _session: ClassVar[Any]  # lends a connection of the coordinator, in autocommit mode
+    _release: ClassVar[Any]  # closes idle connections
     _error: ClassVar[type[Exception]]  # what the database's client raises
     _write_failed: ClassVar[Callable[..., Exception]]  # the error for a participant's call, with the records' columns
     _request_failed: ClassVar[Callable[..., Exception]]  # the error for a coordinator's request that may be repeated
     _commit_failed: ClassVar[Callable[..., Exception]]  # the error for a commit
-    _longest_name: ClassVar[int]  # the most bytes of a transaction's name
-    _longest_scope: ClassVar[int]  # the most of them for the sink's scope: five numbers follow it
-    _place: ClassVar[str]  # the part of a committable's handle, and the option, that says where the marker is
-    _server_option: ClassVar[str]  # the option that says which server it is
-    _rollback: ClassVar[str]  # the statement by which an operator can roll a prepared transaction back
+    _longest_name: ClassVar[int]  # the server's limit on a transaction's name, in bytes
+    _longest_scope: ClassVar[int]  # how much of it the sink's scope may take; five numbers follow
+    _place: ClassVar[str]  # the key in a committable's handle, and the option, for the place of the marker
+    _server_option: ClassVar[str]  # the option that selects the server
+    _rollback: ClassVar[str]  # the statement with which an operator rolls back a prepared transaction
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options: Any = self._options_type.parse(options)
@@ -161,7 +161,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def key(self) -> tuple[str, ...]:
         return cast("tuple[str, ...]", self._options.upsert_by)
 
-    # What each database has. ------------------------------------------------------------------------------------------
+    # Implemented for each database. -----------------------------------------------------------------------------------
 
     @abstractmethod
     def _execute(self, connection: ConnectionT, statement: str) -> None:
@@ -169,16 +169,16 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _keep(self, transaction: PreparedT, written: Sequence[str]) -> None:
-        """Keep the table's definition as it is until the transaction ends. ``written``: the columns of the records;
-        none before a delete."""
+        """Lock the table's definition until the transaction ends. ``written``: the columns of the records; none before
+        a delete."""
 
     @abstractmethod
     def _insert(self, transaction: PreparedT, batch: pa.RecordBatch) -> None:
-        """Write records. Raises RecordRefused for one that the database does not hold, or would change."""
+        """Write records. Raises RecordRefused for a record that the database can't store, or would store changed."""
 
     @abstractmethod
     def _remove(self, transaction: PreparedT, keys: pa.RecordBatch) -> None:
-        """Delete the rows of keys. Raises like ``_insert``."""
+        """Delete the rows with these keys. Raises like ``_insert``."""
 
     @abstractmethod
     def _prepare(self, transaction: PreparedT) -> None:
@@ -186,20 +186,20 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _commit(self, connection: ConnectionT, name: str, what: str, table: Any) -> bool:
-        """Commit a prepared transaction. Return False if the server has no such transaction any more, or does not prove
-        that it has committed it. ``table`` has its marker."""
+        """Commit a prepared transaction. Return False if the server no longer has it, or did not confirm the commit.
+        ``table`` has the marker."""
 
     @abstractmethod
     def _roll_back(self, connection: ConnectionT, name: str, what: str, table: Any) -> None:
-        """Roll a prepared transaction back, if it is there. ``table`` has its marker."""
+        """Roll back a prepared transaction, if it exists. ``table`` has the marker."""
 
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:
-        """Return the names of the prepared transactions that may be of this sink, and that this process can end."""
+        """Return the names of prepared transactions that may belong to this sink and that this process can end."""
 
     def _left(self, connection: ConnectionT) -> Collection[str]:
-        """Return the names of the transactions that an earlier process may have left, also of those that this one can't
-        end. The default lists the others."""
+        """Return the names of transactions that an earlier process may have left, including those that this process
+        can't end. The default lists only those that it can end."""
         return self._listed(connection)
 
     @abstractmethod
@@ -208,10 +208,11 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _require_current(self, connection: ConnectionT, what: str) -> object:
-        """Make sure that what the server shows next is what it has committed, and no older copy of it.
+        """Make sure that the server's next answer shows all that was committed, and is not that of a lagging replica.
 
         Raises:
-            Retriable: it is a replica. Raises otherwise the errors of the database's client.
+            Retriable: the server is a replica.
+            Exception: an error of the database's client.
         """
 
     # On the participant. ----------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         self._change(transaction, keys, self._remove)
 
     def write_valid(self, transaction: PreparedT, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
+        self._require_columns(transaction, batch.schema)  # not within a savepoint, whose rollback frees the lock
         return written_by_halves(lambda records: self._change_or_undo(transaction, records, self._insert), batch)
 
     def delete_valid(self, transaction: PreparedT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
@@ -233,12 +234,12 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         return written_by_halves(lambda some: self._change_or_undo(transaction, some, self._remove), keys)
 
     def _require_columns(self, transaction: PreparedT, schema: pa.Schema) -> None:
-        """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
+        """Check the table, which may have changed since the schema was validated, and lock its definition until the
         transaction ends."""
         with _whole(transaction):
             if schema != transaction.schema:
                 before, names = sorted(transaction.schema.names), sorted(schema.names)
-                if before and before != names:  # an upsert writes the columns of all of them at its end
+                if before and before != names:  # an upsert writes all records at its end, with the same columns
                     raise SchemaMismatch(f"a task's records have the columns {before}, and then {names}")
                 self._read_columns(transaction, schema.names)
                 check_columns(schema, transaction.columns.values(), str(self._options))
@@ -262,7 +263,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                 change(transaction, batch)
 
     def _change_or_undo(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
-        """Change rows, and undo that if a record is refused."""
+        """Change rows, and undo the change if a record is refused."""
         was_partial = transaction.is_partial
         self._run(transaction, "SAVEPOINT twopc_valid")
         try:
@@ -275,7 +276,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         self._run(transaction, "RELEASE SAVEPOINT twopc_valid")
 
     def _try_change(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
-        """Change rows, and find out now what ``_prepare`` would refuse. The default has all of it done here."""
+        """Change rows, and detect now what ``_prepare`` would refuse. By default, ``_change`` detects all of it."""
         self._change(transaction, batch, change)
 
     def _run(self, transaction: PreparedT, statement: str) -> None:
@@ -284,7 +285,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     def pre_commit(self, transaction: PreparedT) -> Committable:
         name = transaction.id.exact
-        if transaction.is_partial:  # to the server, the transaction may be as good as any
+        if transaction.is_partial:  # the server may not know that it is
             raise RoundAborted(f"transaction {name} to {self._options} lacks the records of a failed write")
         with self._writing(transaction.id, transaction.schema.names):
             self._prepare(transaction)
@@ -293,8 +294,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _writing(
         self, transaction_id: TransactionId, columns: Collection[str] | None = None
     ) -> AbstractContextManager[None]:
-        """Map the errors of a participant's call. ``columns``: those of the records; None if no record is involved, so
-        that none can be the cause."""
+        """Map the errors of a participant's call. ``columns``: those of the records; None if no record can be the
+        cause."""
         return mapped(
             self._error, self._write_failed, f"transaction {transaction_id.exact} to {self._options}", columns
         )
@@ -315,7 +316,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
         Raises:
             ConfigurationError: the server can't, or the names would be too long.
-            LogMismatch: the markers end before the last batch that the log has as committed.
+            LogMismatch: the markers end before the last batch that is committed according to the log.
             Retriable: the server does not answer.
         """
         scope = self.transactional_ids.scope
@@ -330,10 +331,10 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             self._require_last_batch(connection)
 
     def _require_last_batch(self, connection: ConnectionT) -> None:
-        """Upholds: no batch follows one that is gone, as in a database that was restored while the query was stopped.
+        """Upholds: no batch follows a lost one, for example after the database was restored while the query was down.
 
-        Without a marker, it may be another database than that of the log's batches: the log knows the sink's name
-        alone. The newest batch keeps its markers.
+        If there is no marker at all, the database may be a new one: the log knows only the sink's name. The newest
+        batch keeps its markers.
         """
         scope, last = self.transactional_ids.scope, self.last_committed_batch_id
         found = None if last is None else self._table.newest(connection, scope)
@@ -353,7 +354,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         )
 
     def _check_prepared(self, names: Collection[str], held: str, listed_by: str) -> CheckResult:
-        """Return the check of all prepared transactions of the server. ``held``: what they do meanwhile."""
+        """Return the check of the server's prepared transactions. ``held``: what they hold meanwhile."""
         check, own = "prepared transactions", sum(map(self.transactional_ids.owns_exact, names))
         if not names:
             return CheckResult.passed(check, "none")
@@ -384,8 +385,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                 raise self._missing(what, table.has_markers(connection, ids.scope, ids.round_of(name).batch_id))
 
     def _missing(self, what: str, has_older: bool) -> TransactionLost | OutcomeUnknown:
-        """Return the error for a decided transaction, ``what``, that is neither prepared nor has a marker.
-        ``has_older``: whether an older batch has one, so that none was removed."""
+        """Return the error for a decided transaction, ``what``, that is not prepared and has no marker.
+        ``has_older``: whether an older batch has a marker, which proves that markers were not removed."""
         what += f", but it is not prepared and has no marker in {MARKERS}"
         advice = (
             f"If '{self._server_option}' was changed, set it back. If the transaction was rolled back by hand"
@@ -401,15 +402,15 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         )
 
     def _table_of(self, committable: Committable) -> Any:
-        """Return the table that has the transaction's marker: the option may name another one since."""
+        """Return the table with the transaction's marker. The option may since name another one."""
         place = committable.handle.get(self._place)
         if not isinstance(place, str):
             return self._table
         return self._table_type(replace(self._options, **{self._place: place}))
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
-        they are not committed again."""
+        """Remove the markers of previous batches. This batch is decided, so the log records those as complete, and they
+        are not committed again."""
         with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 
@@ -433,7 +434,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @contextlib.contextmanager
     def _requesting(self, what: str, failed: Callable[..., Exception] | None = None) -> Iterator[ConnectionT]:
-        """Lend a connection, and map its errors. ``what`` names the request."""
+        """Lend a connection, and map its errors. ``what``: the request, for messages."""
         lent = self._session(getattr(self._options, self._connections))
         with mapped(self._error, failed or self._request_failed, what), lent as connection:
             yield connection

@@ -1,17 +1,16 @@
 """The protocol. It decides everything and does nothing: no I/O, no clock, no thread, no logging.
 
-Each function is a generator: it yields the effects that it needs (``effects``), one after the other, and is sent their
-answers. ``performer`` performs them, over real sinks and a real log. An effect's error is raised at its ``yield``.
-A batch, in the order of ``batch``:
+Each function is a generator that yields effects (``effects``) and is sent their answers. ``performer`` performs them on
+real sinks and a real log. An effect's error is raised at its ``yield``. A batch, in the order of ``batch``:
 
-1. A batch that the log has decided is not written again. It must be the one that was decided: what it reads is
-   compared, not its number alone.
+1. A batch that the log has already decided is not written again. It is recognized by what it reads, not by its number
+   alone.
 2. Phase one: participants write and pre-commit. Any failure rolls the round back.
 3. Every sink seals its transactions, or vetoes.
 4. The decision: one append to the log. Before it nothing is visible; after it everything becomes visible.
-5. Phase two: every transaction is committed, however often that takes. Sinks that commit last follow the others.
-   Finally, sinks announce the batch.
-6. The sweep: transactions that are open and undecided are rolled back, so that they hold back no reader.
+5. Phase two: every transaction is committed, however many attempts that takes. Sinks that commit last follow the
+   others. Finally, sinks announce the batch.
+6. The sweep: open, undecided transactions are rolled back, so that they do not hold back readers.
 
 All functions work on one ``Life``, an incarnation that ``begin`` starts. Any error ends it: the next incarnation
 recovers from the log.
@@ -52,13 +51,13 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
     """Write a batch exactly once. Return its decision; None if it was decided before."""
     batch_id = offer.batch_id
     if (yield from recognize(life, offer)):
-        if life.pending and batch_id == life.tail.decided:  # its loss has waited for it
+        if life.pending and batch_id == life.tail.decided:  # its lost transactions have waited for it
             yield from _recover_loss(life, offer)
         life.has_run = True
         return None
-    yield from settle(life, recovered=True)  # raises what recovery had to leave
+    yield from settle(life, recovered=True)  # raises the loss that recovery has left
     round = Round(life.log.incarnation, batch_id)
-    if life.tail.kind == "close":  # only an incarnation that was resumed may have ended before
+    if life.tail.kind == "close":  # only a resumed incarnation may be closed by now
         raise RoundAborted(
             f"the coordinator that opened {round} was closed before its decision, and rolled it back. Run the batch"
             " again in a new incarnation; a restarted query does."
@@ -68,7 +67,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         votes = yield effects.Write(round, offer.phase_one, began_s=offer.began_s)
         yield effects.Enter(Phase.SEALING, batch_id)
         decision = Decision(round, (yield from seal(life, round, votes)))
-        del votes  # of a wide batch they take as much memory as the decision
+        del votes  # in a wide batch, they take as much memory as the decision
     except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
         yield from roll_back(life, round, error)
     yield effects.Enter(Phase.DECIDING, batch_id)
@@ -84,7 +83,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
 
 
 def recognize(life: Life, offer: Offer) -> Steps[bool]:
-    """Return whether the log has decided the batch. Refuse one that is neither a decided one nor the next."""
+    """Return whether the log has decided the batch. Refuse a batch that is neither decided nor next."""
     tail, earlier = life.tail, None
     if tail.decided is not None and offer.batch_id < tail.decided and offer.reads is not None:
         earlier = yield from steps.read_decision(offer.batch_id)
@@ -99,7 +98,7 @@ def seal(life: Life, round: Round, votes: Sequence[Vote]) -> Steps[dict[str, tup
     if strangers:
         raise ConfigurationError(f"there are votes for {', '.join(sorted(strangers))}: this log has no such sink")
     sealed = {}
-    # Last those whose transactions may time out: the others' looks may take long, such as one at every file.
+    # Sinks that may time out come last: the others may take long, for example to check every file.
     for name in sorted(life.members, key=lambda name: life.members[name].may_time_out):
         of_sink = [vote[name] for vote in votes if name in vote]
         sealed[name] = yield effects.Seal(f"{round}: seal of sink {name!r}", name, of_sink)
@@ -107,8 +106,8 @@ def seal(life: Life, round: Round, votes: Sequence[Vote]) -> Steps[dict[str, tup
 
 
 def decide(life: Life, decision: Decision, offer: Offer) -> Steps[None]:
-    """The commit point. A failed append leaves the outcome unknown, so nothing is aborted after it, unless the log has
-    refused the decision: then no entry was put."""
+    """Append the decision: the commit point. After a failed append the outcome is unknown, so nothing is aborted,
+    unless the log has refused the decision before it put an entry."""
     try:
         yield from steps.append(life.log, decided(life.tail, decision, offer.reads))
     except Refused as error:
@@ -117,7 +116,7 @@ def decide(life: Life, decision: Decision, offer: Offer) -> Steps[None]:
 
 
 def roll_back(life: Life, round: Round, error: Exception) -> Steps[NoReturn]:
-    """Abort the round, which no entry of the log has decided, and raise what its failure means."""
+    """Abort an undecided round, and raise the error that reports its failure."""
     try:
         yield from sweep(life, recovered=False)
     except Fenced as fenced:
@@ -139,12 +138,12 @@ def roll_back(life: Life, round: Round, error: Exception) -> Steps[NoReturn]:
 
 def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[None]:
     """Commit every pending batch, the oldest first. Upholds: a sink that commits last is never ahead of the others.
-    Raises RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except
-    in sinks that commit last."""
+    Raises RecomputableLoss: lost transactions wait for their batch to be run again. The rest of the batch is committed,
+    except in sinks that commit last."""
     for batch_id in life.pending:
         with decided_batch(batch_id):
             for last in (False, True):
-                # A sink that has completed its part waits with the batch for one that commits last and has lost it.
+                # Some sinks may have completed the batch before, while one that commits last has lost its part.
                 wave = [name for name in life.pending[batch_id] if life.members[name].commits_last is last]
                 yield from commit(life, batch_id, wave, recovered, offer)
                 for name in wave:
@@ -158,19 +157,19 @@ def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[
 def commit(
     life: Life, batch_id: int, wave: Collection[str], recovered: bool, offer: Offer | None = None
 ) -> Steps[None]:
-    """Commit the parts of a pending batch in some sinks. What target systems have rolled back is replaced, and the
-    replacement is committed.
+    """Commit a pending batch in some of its sinks. Transactions that target systems have rolled back are replaced, and
+    the replacements are committed.
 
     Raises:
         Fenced: a newer coordinator goes on with this batch.
-        Exception: a transaction can't be committed. All others have been: nothing else is left undone.
+        Exception: a transaction can't be committed. All others have been.
     """
     due: Mapping[str, Sequence[Committable]] = {name: life.pending[batch_id][name] for name in wave}
     while any(due.values()):
         failed = yield effects.Commit(batch_id, due, recovered, life.tail.owner)
         if not failed:
             return
-        # A newer coordinator may have settled them, and their names may have been used again since.
+        # A newer coordinator may have settled these transactions and used their names again.
         yield steps.look(life.log)
         loss = yield from judged(life, failed, batch_id, recovered)
         if loss.computable is None:
@@ -187,7 +186,7 @@ def _computed(life: Life, batch_id: int, loss: RecomputableLoss, offer: Offer | 
     try:
         return (yield from compute_again(life, batch_id, loss, offer.recompute))
     except Exception as error:
-        with contextlib.suppress(Exception):  # recovery does it, too
+        with contextlib.suppress(Exception):  # recovery sweeps, too
             yield from sweep(life, recovered=False)
         if failure := not_computed_again(error, Round(life.log.incarnation, batch_id)):
             raise failure from error
@@ -195,8 +194,8 @@ def _computed(life: Life, batch_id: int, loss: RecomputableLoss, offer: Offer | 
 
 
 def amend(life: Life, batch_id: int, replaced: Replaced) -> Steps[Mapping[str, Sequence[Committable]]]:
-    """Have the log name other transactions in place of lost ones, and return these. Until then they are undecided like
-    any other: a crash leaves them to the sweep, and the next incarnation starts over."""
+    """Replace lost transactions in the log's decision, and return the replacements. Until the append, these are
+    undecided: after a crash the sweep aborts them, and the next incarnation starts over."""
     decision = life.decision(batch_id)
     committables = {
         name: tuple(replaced.get(name, {}).get(each.transaction_id, each) for each in of_sink)
@@ -209,7 +208,7 @@ def amend(life: Life, batch_id: int, replaced: Replaced) -> Steps[Mapping[str, S
 
 
 def announce(life: Life, batch_id: int) -> Steps[None]:
-    """Have the sinks tell their readers of a batch. Upholds: all of it is visible before."""
+    """Have the sinks announce a batch to their readers. Upholds: all of the batch is visible before."""
     given_up: dict[str, list[Committable]] = {}
     for abandonment in life.tail.abandoned:
         if abandonment.given_up.batch_id == batch_id:
@@ -225,7 +224,7 @@ def announce(life: Life, batch_id: int) -> Steps[None]:
 def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
     """Begin an incarnation: fence every older one, commit what is decided, abort the rest.
 
-    What ``pending`` still has afterwards was lost, and waits for its batch to come again.
+    A batch that is still ``pending`` afterwards has lost transactions, which wait for it to be run again.
     """
     yield effects.Enter(Phase.RECOVERING)
     life = yield from bound((yield from steps.open_log(url, owner, prefixes)))
@@ -233,14 +232,14 @@ def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
         with contextlib.suppress(RecomputableLoss):
             yield from recover(life)
         yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
-        if life.pending:  # it is committed next, and the sweep may have waited for long
+        if life.pending:  # its commit comes next, and the sweep may have taken long
             yield steps.look(life.log)
     yield effects.Enter(Phase.IDLE)
     return life
 
 
 def resume(url: str, log_id: str, incarnation: int) -> Steps[Life]:
-    """Continue an incarnation of another process. What it has pre-committed stays, so nothing is swept."""
+    """Continue an incarnation that another process opened. Its pre-committed transactions stay: nothing is swept."""
     yield effects.Enter(Phase.RECOVERING)
     life = yield from bound((yield from steps.resume_log(url, log_id, incarnation)))
     with oldest_decided(life):
@@ -250,13 +249,13 @@ def resume(url: str, log_id: str, incarnation: int) -> Steps[Life]:
 
 
 def oldest_decided(life: Life) -> contextlib.AbstractContextManager[None]:
-    """While a decided batch waits for its commit, an error inside means that it can't be finished."""
+    """Return a context in which an error means that the oldest pending batch, if there is one, can't be finished."""
     oldest = next(iter(life.pending), None)
     return contextlib.nullcontext() if oldest is None else decided_batch(oldest)
 
 
 def bound(log: LogView) -> Steps[Life]:
-    """Return the life of an incarnation, to which the sinks are bound. Until they are, nothing is known of them."""
+    """Bind the sinks to an incarnation, and return its life. Only the bound sinks are its members."""
     life = Life(log)
     life.members = yield effects.Bind(life)
     for decision in log.tail.unresolved:
@@ -265,20 +264,20 @@ def bound(log: LogView) -> Steps[Life]:
 
 
 def recover(life: Life) -> Steps[None]:
-    """Open the sinks and commit what the log has decided. Sinks whose target systems are away keep no other waiting:
-    the other target systems may roll the oldest decided batch back if it waits too long."""
+    """Open the sinks and commit what the log has decided. If some target systems are away, the others commit the oldest
+    decided batch meanwhile, because they may roll it back if it waits too long."""
     away = []
     for name in life.members:
         try:
             yield effects.OpenSink(name, is_patient=False)
-        except Exception as error:  # noqa: BLE001  # raised or told when the sink is opened again
+        except Exception as error:  # noqa: BLE001  # reported when the sink is opened again
             yield effects.Log(logging.DEBUG, f"sink {name!r}: {error}")
             away.append(name)
     if away and life.pending:
-        # The batch is not completed, later batches wait, and so do sinks that commit last.
+        # This does not complete the batch. Later batches wait, and so do sinks that commit last.
         oldest = next(iter(life.pending))
         here = [name for name, member in life.members.items() if name not in away and not member.commits_last]
-        with contextlib.suppress(RecomputableLoss), decided_batch(oldest):  # it is found again when all are there
+        with contextlib.suppress(RecomputableLoss), decided_batch(oldest):  # settle finds it again
             yield from commit(life, oldest, here, recovered=True)
     for name in away:
         yield effects.OpenSink(name, is_patient=True)
@@ -288,7 +287,7 @@ def recover(life: Life) -> Steps[None]:
 
 
 def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
-    """Finish a recovery whose loss has waited for its batch to come again."""
+    """Finish a recovery that has waited for its lost batch to be run again."""
     yield effects.Enter(Phase.RECOVERING, offer.batch_id)
     yield from settle(life, recovered=True, offer=offer)
     with decided_batch(offer.batch_id):
@@ -297,15 +296,15 @@ def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
 
 
 def rest(life: Life) -> Steps[bool]:
-    """Between batches: record that everything decided is committed, and sweep. Return whether there was no loss, which
-    the log must not call complete.
+    """Between batches: record that everything decided is committed, and sweep. Do nothing and return False while a lost
+    batch is pending, as the log must not call it complete.
 
     Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first batch of this
-    process: the incarnation's participants may be elsewhere, and may have voted for it.
+    process: participants that another process started in this incarnation may already have voted for it.
     """
     if life.pending:
         return False
-    yield from steps.verify(life.log)  # a log that its owner has removed does not come back
+    yield from steps.verify(life.log)  # never recreate a log that its owner has removed
     if life.tail.unresolved:
         yield from steps.append(life.log, completed(life.tail))
     if life.has_run:
@@ -314,11 +313,11 @@ def rest(life: Life) -> Steps[bool]:
 
 
 def close(life: Life, start: str | None, patience_s: float | None = None) -> Steps[None]:
-    """Stop cleanly. A lost attempt may have begun after the last batch's sweep. ``start``: see ``closed``."""
+    """Stop cleanly. Sweep first: a lost attempt may have begun after the last sweep. ``start``: see ``closed``."""
     yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False), patience_s)
     if not life.pending:
         yield from steps.verify(life.log)
-        # A note here means that this coordinator has failed after its last entry: it is still to be counted.
+        # A note here means that this coordinator has failed since its last entry. The new entry must count that.
         noted = yield effects.Noted(life.tail)
         entry = closed(life.tail, start) if noted is None else closed(replace(life.tail, repetition=noted))
         yield from steps.append(life.log, entry)
@@ -331,8 +330,8 @@ def close(life: Life, start: str | None, patience_s: float | None = None) -> Ste
 def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
     """Commit a batch as far as possible, after ``begin`` failed at it. Return the commits that fail.
 
-    While a sink that commits last waits for another one, it is not asked: it is committed after what is lost was given
-    up.
+    Sinks that commit last are left out while another sink has not completed the batch. They are committed after the
+    lost transactions are given up.
     """
     if batch_id not in life.pending:
         raise LogMismatch(f"batch {batch_id} is not in doubt; these batches are: {list(life.pending)}")
@@ -340,7 +339,7 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
     due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
     yield steps.look(life.log)
     failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)
-    yield steps.look(life.log)  # a newer driver may have settled what is lost here
+    yield steps.look(life.log)  # a newer driver may have settled what failed here
     return failed
 
 

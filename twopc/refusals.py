@@ -1,5 +1,5 @@
-"""Records with a value that a file or a table can't hold, however deeply nested. They are found in a whole record
-batch, before any of it is written: a sink that refuses one record can then write the others."""
+"""Finds records with a value that a file or a table can't hold, however deeply nested. Checks a whole record batch
+before any of it is written, so that a sink can refuse one record and write the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rule:
     """One reason to refuse a record.
 
     Attributes:
-        concerns: whether the rule is for the values of this column, or of this part of a nested column.
+        concerns: returns whether the rule applies to this column, or to this part of a nested column.
         first: returns the position of the first value that breaks the rule, or None.
         reason: what is wrong with the value, and what to do; never the value.
     """
@@ -39,7 +39,7 @@ class Rule:
 
 
 def checker(schema: pa.Schema, rules: Iterable[Rule]) -> Check:
-    """Return a check for records of ``schema`` that break ``rules``. Columns without rules cost nothing."""
+    """Return a check of records of ``schema`` against ``rules``. Columns that no rule concerns cost nothing."""
     concerned = [
         (number, field, rule)
         for number, field in enumerate(schema)
@@ -65,10 +65,10 @@ def parts(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def first_record(column: pa.Array, field: pa.Field, rule: Rule, below: str = "") -> tuple[int, str] | None:
-    """Return the position of the first record with a value, however deeply nested, that breaks ``rule``; and the
-    value's path, such as ``orders.element.id``, within ``below``.
+    """Return the position of the first record with a value that breaks ``rule``, however deeply nested, and the value's
+    path, such as ``orders.element.id``, within ``below``.
 
-    Nothing below a null counts as a value. The types of ``field`` may allow fewer nulls than those of ``column``.
+    Data below a null is ignored. The types of ``field`` may allow fewer nulls than those of ``column``.
     """
     path = f"{below}{field.name}"
     position = rule.first(column) if rule.concerns(field) else None
@@ -93,19 +93,19 @@ def first_record(column: pa.Array, field: pa.Field, rule: Rule, below: str = "")
 
 
 def holder(lists: pa.Array, item: int) -> int:
-    """Return the position of the list that holds an item, which has this position among those of all lists."""
-    # Without nulls, as a null may have items that no reader sees: pyarrow leaves them out of the items alone.
+    """Return the position of the list that holds an item. ``item``: its position among the items of all lists."""
+    # Without null lists, which may have hidden items: pyarrow leaves these out of the items, but not of the parents.
     parents = pc.list_parent_indices(lists.drop_null() if lists.null_count else lists)
     return _among_all(lists, parents[item].as_py())
 
 
 def _among_all(column: pa.Array, position: int) -> int:
-    """Return the position of what has ``position`` without the nulls of ``column``."""
+    """Return the position in ``column`` of the value at ``position`` among its non-null values."""
     return int(pc.indices_nonzero(column.is_valid())[position].as_py()) if column.null_count else position
 
 
 def entries(maps: pa.MapArray) -> pa.ListArray:
-    """Return maps as lists of structs, which more functions of pyarrow take."""
+    """Return maps as lists of structs, which more pyarrow functions accept."""
     return maps.cast(pa.list_(maps.type.field(0)))
 
 
@@ -124,17 +124,17 @@ def first_null(column: pa.Array) -> int | None:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Return whether a type is one of text that Spark and all readers of files know."""
+    """Return whether a type is a string type that Spark and all readers of files support."""
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether a type is one of bytes, of any length."""
+    """Return whether a type is bytes of variable length."""
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type is a list, in any of Arrow's layouts with offsets or of a fixed size."""
+    """Return whether a type is a list: with offsets, or of a fixed size."""
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -142,7 +142,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_text(field: pa.Field) -> bool:
-    """Whether the values are strings, in any of Arrow's layouts."""
+    """Return whether the values are strings, in any of Arrow's layouts."""
     return is_string(field.type) or bool(types.is_string_view(field.type))
 
 
@@ -154,12 +154,12 @@ NOT_UTF8 = Rule(
 
 
 def outside(numbers: pa.Array, least: int, most: int) -> pa.BooleanArray:
-    """Return which numbers are below ``least`` or above ``most``."""
+    """Return a mask of the numbers that are below ``least`` or above ``most``."""
     return pc.or_(pc.less(numbers, least), pc.greater(numbers, most))
 
 
 def counted(column: pa.Array) -> tuple[pa.Array, int]:
-    """Return dates or timestamps as integers since 1970 in UTC, and how many of these units a day has."""
+    """Return dates or timestamps as integers since 1970 in UTC, and the number of these units in a day."""
     if types.is_date32(column.type):
         return column.cast(pa.int32()), 1
     unit = "ms" if types.is_date64(column.type) else column.type.unit
@@ -167,7 +167,7 @@ def counted(column: pa.Array) -> tuple[pa.Array, int]:
 
 
 def day_number(day: dt.date) -> int:
-    """Return the days from 1970 to ``day``."""
+    """Return the number of days from 1970-01-01 to ``day``."""
     return (day - dt.date(1970, 1, 1)).days
 
 
@@ -196,14 +196,14 @@ def _first_key_twice(maps: pa.MapArray) -> int | None:
     keys = pc.list_flatten(lists).flatten()[0]
     if isinstance(keys.type, pa.BaseExtensionType):
         keys = keys.storage
-    if types.is_dictionary(keys.type):  # it may have a value twice
+    if types.is_dictionary(keys.type):  # a dictionary may repeat a value
         keys = keys.dictionary_decode()
     if keys.type.num_fields:
         keys = pa.array(map(repr, keys.to_pylist()), pa.string())
     keys = keys.dictionary_encode()
     parents = pc.list_parent_indices(lists).cast(pa.int64())
     pairs = pc.add(pc.multiply(parents, len(keys.dictionary)), keys.indices.cast(pa.int64()))
-    numbers = pairs.dictionary_encode().indices  # the position of each pair, until one comes again
+    numbers = pairs.dictionary_encode().indices  # equal to the pair's position up to the first repetition
     twice = first_true(pc.not_equal(numbers, pa.array(range(len(numbers)), numbers.type)))
     return None if twice is None else holder(entries(maps), twice)
 

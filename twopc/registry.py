@@ -1,4 +1,4 @@
-"""What distributions register as entry points: found by name, loaded when it is first asked for."""
+"""Entry points of installed distributions, found by name and loaded on demand."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from twopc import hookspecs
 from twopc.errors import ConfigurationError
 
 BACKENDS = hookspecs.PROJECT
-"""The group of entry points of backends, by the backend's name."""
+"""The entry-point group of backends, by backend name."""
 
 LOG_STORES = f"{hookspecs.PROJECT}.log_stores"
-"""The group of entry points of log stores, by the scheme of their URLs."""
+"""The entry-point group of log stores, by URL scheme."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names that are registered, sorted."""
+    """Return the registered names, sorted."""
     return sorted({entry_point.name for entry_point in entry_points(group=group)})
 
 
 def find(group: str, name: str, kind: str) -> EntryPoint | None:
-    """Return what is registered as ``name``, or None. ``kind`` is the plural for errors, such as ``backends``. Raises
-    ConfigurationError: two distributions register the name."""
+    """Return the entry point registered as ``name``, or None. ``kind``: a plural noun for errors, such as ``backends``.
+    Raises ConfigurationError: two distributions register the name."""
     registered = entry_points(group=group)
     found = {entry_point.value: entry_point for entry_point in registered if entry_point.name == name}
     if len(found) > 1:
@@ -34,8 +34,8 @@ def find(group: str, name: str, kind: str) -> EntryPoint | None:
 
 
 def load(entry_point: EntryPoint, hook: str, what: str) -> Any:
-    """Return what the module's implementation of ``hook`` returns; None if it has none. ``what`` is for errors. Raises
-    ConfigurationError: the module can't be loaded."""
+    """Return the result of the module's implementation of ``hook``; None if it has none. ``what``: its name in errors.
+    Raises ConfigurationError: the module can't be loaded."""
     manager = hook_manager()
     try:
         manager.register(entry_point.load(), name=entry_point.name)
@@ -48,7 +48,7 @@ def load(entry_point: EntryPoint, hook: str, what: str) -> Any:
 
 
 def hook_manager() -> pluggy.PluginManager:
-    """Return a new manager that knows the hooks of twopc."""
+    """Return a new manager with the hooks of twopc."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager

@@ -1,7 +1,7 @@
-"""What an error means that may come again at each start. No I/O: the functions yield the effects of ``effects``.
+"""What to do about an error that may come again at each start. No I/O: the functions yield the effects of ``effects``.
 
-A failure before a decision is counted in a note beside the log's newest entry, and the next ``open`` takes the count
-over. A decision ends it.
+A note beside the log's newest entry counts failures before a decision. The next ``open`` takes over the count, and a
+decision ends it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from twopc.log import steps
 from twopc.log.entries import Entry, repeated
 
 STARTS_AT_MOST = 3
-"""How many starts may fail in the same way before a decision, if no table knows that way. What passes by itself has
-passed by then, as each start takes a while, and a supervisor waits between them."""
+"""How many starts may fail in the same, unclassified way before a decision. A failure that passes by itself has passed
+by then, because each start takes a while and a supervisor waits between starts."""
 
 FAILED_STARTS_AT_MOST = 8
-"""How many starts may fail before a decision in ways that no table knows, each in another one."""
+"""How many starts may fail in different, unclassified ways before a decision."""
 
 MINUTES_AT_MOST = 60
-"""In how many minutes a failure may come before a decision that is known to pass."""
+"""In how many minutes a failure that is known to pass may come before a decision."""
 
 
 def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None, start: str) -> Steps[Exception]:
-    """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
-    asks for no repetition. A newer one may have settled what this one failed at.
+    """Look at the log, and return the error to raise for ``error``. Upholds: a fenced coordinator calls no operator and
+    asks for no repetition, because a newer one may have settled what this one failed at.
 
-    Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
-    log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
-    is not repeated. The look comes first: a newer coordinator may have left a note of its own. Before an operator is
-    called there is another one: a newer coordinator may have opened while the failure was counted.
+    If the error ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the log's
+    first decision. After that, the error is returned unchanged. If the query or the next rest tries again, the look is
+    not repeated. The look comes before the count, because a newer coordinator may have left its own note. A second look
+    precedes a call for an operator, because a newer coordinator may have opened during the count.
 
-    After an append in doubt, a look may also find this coordinator's own entry. In both cases the next start learns the
-    outcome, so the error stays what it is, and is not counted.
+    After an append in doubt, the entry that fences may be this coordinator's own. Either way, the next start learns the
+    outcome, so the error is returned unchanged and is not counted.
     """
     if isinstance(error, Fenced | CorruptLog):
         return error
@@ -57,10 +57,10 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 def explained_when_closed(
     life: Life | None, known: Entry | None, error: Exception, batch_id: int | None, start: str
 ) -> Steps[Exception]:
-    """Return what an error means that came while no incarnation was open. ``life`` is the last one of this coordinator,
-    and ``known`` the newest entry of the log that it has seen.
+    """Return the error to raise for an error that came while no incarnation was open. ``life``: this coordinator's last
+    incarnation. ``known``: the newest entry of the log that it has seen.
 
-    The log is looked at anew where that matters: an ``open`` in doubt may be its newest entry by now.
+    The log is read again unless the error is an outage: its newest entry may be an ``open`` that was in doubt.
     """
     if identity(error) is None:
         return error
@@ -78,18 +78,18 @@ def explained_when_closed(
 
 
 def _is_of_another(tail: Entry, life: Life | None) -> bool:
-    """Return whether a newer coordinator goes on from ``tail``: its failures are its own."""
+    """Return whether ``tail`` is of a newer coordinator, which counts its own failures."""
     if life is None or tail.kind == "close":
         return False
     return (tail.log_id, tail.incarnation) != (life.tail.log_id, life.tail.incarnation)
 
 
 def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:
-    """Return what an error means that comes again at each start. Upholds: nothing is repeated for ever without an
-    operator being told. ``tail`` is the newest entry of the log, and ``start`` identifies the coordinator.
+    """Count an error, and return the error to raise. Upholds: no failure is repeated forever without an operator being
+    notified. ``tail``: the newest entry of the log. ``start`` identifies the coordinator.
 
-    An outage is reported and goes on: its end needs no operator. All else stops, also what is known to pass: a task
-    that a lack of memory ends comes to the same end each time.
+    An outage is only logged, because it ends without an operator. Any other failure ends the query, even one that is
+    known to pass: a task that runs out of memory fails each time.
     """
     if (failure := identity(error)) is None:
         return error

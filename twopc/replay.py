@@ -1,9 +1,9 @@
 """Replay copies: what participants wrote, kept until its batch is known to be complete.
 
-A target system that rolls back a decided transaction (Kafka, after a timeout) would lose the records. They are written
-again from the copy in a new transaction, and the decision is amended to name that one. A copy is an Arrow IPC stream,
-named by the exact transactional id of the attempt that wrote it. The stream's SHA-256 follows it, as Arrow's streams
-have no checksum, and a stream that was cut off between two record batches looks complete.
+If a target system rolls back a decided transaction, as Kafka does after a timeout, its records are written again from
+the copy, in a new transaction that the amended decision names. A copy is an Arrow IPC stream, named by the exact
+transactional id of the attempt that wrote it, and followed by the stream's SHA-256. Arrow streams have no checksum, and
+one that was cut off between two record batches looks complete.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 _SUFFIX = ".arrow"
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end of a copy that a release without digests has written
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end of a copy from a release without digests
 _READ_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
 class DamagedCopy(Exception):
-    """The contents of a copy are not those that were written to it."""
+    """The contents of a copy differ from what was written to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayCopies:
-    """A folder of replay copies at any URL that fsspec opens. A value: it travels to the participants with its sink.
+    """A folder of replay copies at any URL that fsspec opens. A value, pickled with its sink for the participants.
 
     Attributes:
         url: the folder.
-        storage_options: options of fsspec's client, such as ``endpoint_url``. Others come from fsspec's configuration
-            where the participant runs, which is the place for credentials.
+        storage_options: options of fsspec's client, such as ``endpoint_url``. Put credentials in fsspec's configuration
+            where the participants run.
     """
 
     url: str
@@ -54,7 +54,7 @@ class ReplayCopies:
 
     def __post_init__(self) -> None:
         protocol, path = parsed_place("the folder of replay copies", self.url)
-        # A participant may have another working folder.
+        # Absolute, because a participant may have another working folder.
         place = canonical(protocol, path) if protocol is not None else str(Path(path).absolute())
         object.__setattr__(self, "url", place)
 
@@ -63,12 +63,12 @@ class ReplayCopies:
         return ReplayCopy(self, f"{transaction_id.exact}{_SUFFIX}", schema)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a copy as they were written, after a look at its digest. Count the records: a copy of an
-        older release has no digest.
+        """Check a copy's digest, then yield its records. Callers must count the records, because a copy from an older
+        release has no digest.
 
         Raises:
             FileNotFoundError: there is no such copy.
-            DamagedCopy: the contents of the copy are not those that were written.
+            DamagedCopy: the contents of the copy differ from what was written.
         """
         import pyarrow as pa
 
@@ -82,12 +82,12 @@ class ReplayCopies:
                     yield from stream
             except (*damage, OSError) as error:
                 if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                    raise  # the store's, and not Arrow's
+                    raise  # an error of the store, not of Arrow
                 raise DamagedCopy(str(error)) from error
 
     def _require_whole(self, name: str, digest: bytes | None = None) -> None:
-        """Read a copy, and compare its contents with the digest that follows them, and with ``digest`` if it is given.
-        Raises FileNotFoundError if there is no such copy, and DamagedCopy if they differ."""
+        """Read a copy, and compare its contents with the digest at its end, and with ``digest`` if given. Raises
+        FileNotFoundError if there is no such copy, and DamagedCopy if they differ."""
         fs, path = self._locate(name)
         found, kept = hashlib.sha256(), b""
         with fs.open(path, "rb") as file:
@@ -101,7 +101,7 @@ class ReplayCopies:
             raise DamagedCopy("its contents are not those that were written")
 
     def can_replace(self, lost: Committable) -> bool:
-        """Read the copy of ``lost``, and tell whether it is there with all records."""
+        """Read the copy of ``lost``, and return whether it has all records."""
         if lost.replay_copy is None:
             return False
         try:
@@ -126,12 +126,13 @@ class ReplayCopies:
         return fs, f"{folder.rstrip('/')}/{name}"
 
     def _open(self) -> tuple[Any, str]:
-        """Return a file system that caches no listings: the sweep must see the copies of other processes."""
+        """Return the folder and a file system without cached listings, because the sweep must see other processes'
+        copies."""
         return file_system(self.url, **{**self.storage_options, "use_listings_cache": False})
 
 
 class ReplayCopy:
-    """A replay copy while its participant writes it."""
+    """A replay copy that its participant is writing."""
 
     def __init__(self, replay_copies: ReplayCopies, name: str, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -152,9 +153,9 @@ class ReplayCopy:
         self._stream.write_batch(batch)
 
     def finish(self) -> str:
-        """Make the copy durable, make sure that a store returns what was written, and return its name, for the
-        committable. On a disk, the sync is the proof: the kernel would return its own pages. Raises ConfigurationError
-        if the store returns other contents."""
+        """Make the copy durable, read it back from the store, and return its name, for the committable. On a disk, the
+        sync suffices, and reading would only return the kernel's cached pages. Raises ConfigurationError if the store
+        returns other contents."""
         self._stream.close()
         self._file.write(self._digest.digest())
         self._file.flush()
@@ -176,7 +177,7 @@ class ReplayCopy:
         return self.name
 
     def discard(self) -> None:
-        """Remove what was written so far. If the store refuses, the coordinator's sweep removes it later."""
+        """Remove the unfinished copy. If the store refuses, the coordinator's sweep removes it later."""
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
@@ -184,7 +185,7 @@ class ReplayCopy:
 
 
 class _Digested(io.RawIOBase):
-    """Passes on what is written to a file, and adds it to a digest."""
+    """Writes to a file, and updates a digest."""
 
     def __init__(self, file: Any, digest: Any) -> None:
         self._file, self._digest = file, digest

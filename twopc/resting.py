@@ -1,8 +1,8 @@
-"""The thread that calls a coordinator's ``rest`` while it has no batch, and once more when its process ends.
+"""The thread that calls a coordinator's ``rest`` between batches, and once more when the process ends.
 
-A query may rest for an hour between two batches, or run once a week for a single one. An attempt that begins after the
-last sweep would hold back readers all that time, and the next start would ask target systems about transactions that
-they may have forgotten.
+A query may rest for an hour between two batches, or run once a week for a single one. All that time, an attempt that
+began after the last sweep would hold back readers. The next start would ask target systems about transactions that they
+may have forgotten.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from twopc.errors import Fenced
 logger = logging.getLogger(__name__)
 
 REST_INTERVAL_S = 10.0
-"""Longer than a busy query waits for its next batch, shorter than an operator tolerates a reader that is held back."""
+"""Longer than a busy query waits for its next batch, shorter than operators let readers be held back."""
 
 
 class Resting:
     """A thread that runs from its coordinator's first batch until the coordinator is gone. It rests ``interval_s``
-    after a batch, and as often from then on."""
+    after a batch, and then every ``interval_s``."""
 
     def __init__(self, rest: Callable[[], None], interval_s: float) -> None:
         self._rest = weakref.WeakMethod(rest)
@@ -34,9 +34,9 @@ class Resting:
         self._thread: threading.Thread | None = None
 
     def batch_ended(self) -> None:
-        """Start the interval again."""
+        """Restart the interval."""
         self._busy.set()
-        _resting.add(self)  # again, if it was fenced and has recovered since
+        _resting.add(self)  # needed if it was fenced and has recovered since
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="twopc-rest", daemon=True)
             self._thread.start()
@@ -48,9 +48,9 @@ class Resting:
             self._busy.clear()
 
     def rest(self) -> None:
-        """Call ``rest`` and log what it raises: the next batch, or the next start, meets the same error and raises it.
+        """Call ``rest``, and only log an error: the next batch or start meets the same error and raises it.
 
-        A fenced coordinator stops resting: a query that restarts in this process leaves its older coordinator behind.
+        A fenced coordinator stops resting. A query that restarts in this process leaves its older coordinator behind.
         """
         rest = self._rest()
         if rest is not None:
@@ -59,12 +59,12 @@ class Resting:
             except Fenced as error:
                 _resting.discard(self)
                 logger.info("this coordinator stops resting: %s", error)
-            except Exception as error:  # noqa: BLE001  # nobody waits for it
+            except Exception as error:  # noqa: BLE001  # no caller to raise it to
                 logger.warning("between batches: %s: %s", type(error).__name__, error)
 
 
 _resting: weakref.WeakSet[Resting] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_resting.clear)  # the log and its batches are the parent's
+os.register_at_fork(after_in_child=_resting.clear)  # the log belongs to the parent
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""Repeat calls that a target system could not answer: only its definite answer ends a decided transaction."""
+"""Repeats calls that a target system could not answer. Only a definite answer ends a decided transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST_LINE_S = 1.0
 """Shorter waits are not logged."""
 
 LINES_APART_S = 60.0
-"""The longest time between two log lines of one wait. Until then, each line comes after twice the wait of the last."""
+"""The longest time between two log lines of one wait. Up to that, each line comes at twice the wait of the last."""
 
 
 ResultT = TypeVar("ResultT")
@@ -36,12 +36,12 @@ def until_answered(
     among: str | None = None,
     decided_batch_id: int | None = None,
 ) -> ResultT:
-    """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to an operator.
+    """Repeat a call until it raises no ``Retriable``, and return its result. ``what`` names the call to operators.
 
     Without ``patience_s`` there is no limit: only the target system's definite answer ends a decided transaction.
-    ``waits`` holds the other calls of the same caller. Calls with the same name in ``among`` are logged together.
-    ``decided_batch_id`` is the decided batch that the call commits or completes, for observers. Raises Retriable: no
-    answer came for ``patience_s``, or until ``waits.given_up`` was set.
+    ``waits`` has the other waiting calls of the same caller. Calls with the same ``among`` are logged together.
+    ``decided_batch_id``: the decided batch that the call commits or completes, for observers. Raises Retriable if no
+    answer came within ``patience_s``, or before ``waits.given_up`` was set.
     """
     waits = waits or Waits()
     name, began_s, attempt = among or what, time.monotonic(), 0
@@ -66,14 +66,14 @@ def until_answered(
 
 
 class Waits:
-    """The calls of one caller that wait for an answer: logged together, and given up together when ``given_up`` is set.
-    ``owner`` is the query of the caller, if it is a coordinator."""
+    """The calls of one caller that wait for an answer. They are logged together, and end together when ``given_up`` is
+    set. ``owner``: the caller's query, if the caller is a coordinator."""
 
     def __init__(self, owner: str | None = None) -> None:
         self.owner = owner
         self.given_up = threading.Event()
         self._lock = threading.Lock()
-        self._calls: dict[str, dict[str, float]] = {}  # name → call → since when, by time.monotonic
+        self._calls: dict[str, dict[str, float]] = {}  # name → call → when its wait began, by time.monotonic
         self._next_line_s: dict[str, float] = {}  # by time.monotonic
 
     @property
@@ -84,7 +84,7 @@ class Waits:
             return max((now_s - since_s for calls in self._calls.values() for since_s in calls.values()), default=0.0)
 
     def log(self, name: str, event: CallRetried) -> None:
-        """Log one line for all calls of that name, if it is due."""
+        """Log one line for all calls with this name, if a line is due."""
         now_s = time.monotonic()
         with self._lock:
             calls = self._calls.setdefault(name, {})

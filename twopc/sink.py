@@ -5,10 +5,10 @@ nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
-``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as
-a participant does. ``check`` runs before there is a query, and ``open_transactions`` in another process while it runs.
-A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a
-``Transaction`` or is made where it is used.
+``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``. To write a lost transaction again, it also makes a
+participant's calls. ``check`` runs before the query starts, ``open_transactions`` in another process beside the query.
+A sink is pickled on its way to the participants. Connections and files can't be pickled, so keep them in a
+``Transaction``, or open them where they are used.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """One target system that can prepare a write and later commit it or roll it back, from another process.
 
     Subclasses implement the six abstract methods: ``begin``, ``write``, ``pre_commit``, ``commit``, ``abort`` and
-    ``recover``. Every sink inherits the pending-transaction ordered map (``pending``), from which the coordinator
-    commits, and the transactional-id pool (``transactional_ids``), from which transactions are named.
+    ``recover``. Every sink inherits ``pending``, the ordered map of transactions to commit, and ``transactional_ids``,
+    the pool that names transactions.
     """
 
     prefix: str = "twopc"
     """The first part of every transactional id of this sink, for target systems that grant rights by name. The log
-    keeps it: under another prefix, recovery would not find the open transactions."""
+    records it, because recovery would not find open transactions under another prefix."""
 
     may_time_out: bool = False
-    """Whether the target system may roll back a decided transaction, such as after a timeout. Only such sinks get
+    """Whether the target system may roll back a decided transaction, for example after a timeout. Only such sinks get
     replay copies."""
 
     seals_within_s: float | None = None
-    """How long participants may write a batch, in seconds: ``seal`` refuses an older one, as its target system could
-    roll it back before its commit. None for no limit. Read on the coordinator, after ``open``."""
+    """How long participants may write a batch, in seconds. ``seal`` refuses an older batch, because the target system
+    could roll it back before its commit. None for no limit. Read on the coordinator, after ``open``."""
 
     commits_last: bool = False
     """Commit this sink only after all others have completed the batch. For sinks that publish progress, such as
     consumer-group offsets, which must never run ahead of the data."""
 
     output_folder: str | None = None
-    """The folder, as path or URL, whose files readers take for records; None if the sink writes no files. Commit logs,
-    replay copies and checkpoints must lie outside of it, or below a name that its readers skip."""
+    """The folder, as a path or URL, whose files readers read as records; None if the sink writes no files. Commit logs,
+    replay copies and checkpoints must be outside it, or under a name that its readers skip."""
 
     refuses_before_writing: bool = False
-    """Whether ``write`` refuses a record, by its position, before it writes any of the record batch. Then the default
-    ``write_valid`` writes the others."""
+    """Whether ``write`` refuses a bad record, by its position, before it writes any record of the batch. If so, the
+    default ``write_valid`` writes the other records."""
 
     @abstractmethod
     def begin(self, transaction_id: TransactionId) -> TransactionT:
@@ -76,14 +76,14 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Write one Arrow record batch, never an empty one, into ``transaction``. Readers do not see it yet."""
 
     def write_valid(self, transaction: TransactionT, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        """Write the records of a batch that the sink can write, and yield a refusal for each of the others, with its
-        position in ``batch``.
+        """Write the records that the sink accepts, and yield a refusal for each of the others, with its position in
+        ``batch``.
 
-        Called in place of ``write`` if bad records are to go elsewhere. The default refuses the whole batch, as
+        Called instead of ``write`` if the query has an output for bad records. The default refuses the whole batch, as
         ``write`` does, unless the sink ``refuses_before_writing``.
 
         Raises:
-            RecordRefused: the refusal is not about one record of this batch.
+            RecordRefused: the refusal does not concern a single record of this batch.
         """
         if self.refuses_before_writing:
             yield from written_without(functools.partial(self.write, transaction), batch)
@@ -110,18 +110,18 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """
 
     def commit_many(self, committables: Sequence[Committable]) -> Collection[str]:  # noqa: ARG002
-        """Try to commit decided transactions with less effort than one by one. Return the ids of those that are
-        committed, as if ``commit`` had returned for them.
+        """Try to commit decided transactions at a lower cost than one by one. Return the ids of those committed, as if
+        ``commit`` had returned for them.
 
-        ``commit`` follows for every other one, and it alone finds out what happened, although a request of this call
-        may still arrive. An error is logged, and ends nothing. The commits of this sink wait for the call, so it must
-        end in bounded time.
+        The coordinator calls ``commit`` for each of the others. ``commit`` alone determines their outcome, even if a
+        request of this call arrives late. Errors are logged and do not stop the commit. This sink's commits wait for
+        the call, so it must end in bounded time.
         """
         return ()
 
     @property
     def commits_many(self) -> bool:
-        """Whether ``commit_many`` does what ``commit`` does: a subclass may override ``commit`` alone."""
+        """Whether ``commit_many`` matches ``commit``. It does not if a subclass overrides ``commit`` alone."""
         order = [vars(each) for each in type(self).__mro__]
         many, one = (next(n for n, own in enumerate(order) if name in own) for name in ("commit_many", "commit"))
         return many <= one
@@ -143,25 +143,25 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     def discard(self, transaction: TransactionT) -> None:
         """Give up a live transaction, on the participant that began it. The default aborts it by its name.
 
-        A sink that holds a connection or files for it releases these, and one that leases names must override this:
-        such a transaction is not known by its exact name. Transactions that stay open are aborted by the coordinator.
+        Override this to release a connection or files. A sink that leases names must override it, because its
+        transactions are not known by their exact names. The coordinator aborts transactions that stay open.
         """
         self.abort(Committable(transaction.id.exact, {}))
 
     def validate(self, schema: pa.Schema) -> None:
-        """Refuse records of a schema that the sink can't write, before anything is written. Runs on the coordinator if
-        it knows the schema, else on the participant. For the first batch, it runs before the sink is bound to a log:
-        it must not use ``transactional_ids``.
+        """Refuse a schema that the sink can't write, before anything is written. Runs on the coordinator if it knows
+        the schema, else on the participant. For the first batch, it runs before the sink is bound to a log, so it must
+        not use ``transactional_ids``.
 
         Raises:
-            Refused: the sink can't write them; the message names the column or the option.
+            Refused: the sink can't write such records; the message names the column or the option.
             Retriable: the target system could not answer; the call is repeated without limit.
         """
 
     def open(self) -> None:
-        """Look at the target system and refuse what it can't do. On the coordinator, as each incarnation starts.
+        """Check that the target system can do what the sink needs. On the coordinator, as each incarnation starts.
 
-        Commands that only look call it too, so nothing that it writes may stay.
+        Read-only commands call it too, so it must leave no data behind.
         """
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
@@ -173,7 +173,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             age_s: seconds since phase one began, by the coordinator's clock alone. No transaction is older.
 
         Returns:
-            The same transactions in the same order, with what their commit will need.
+            The same transactions in the same order, with the handles that their commits will need.
 
         Raises:
             Retriable: the target system could not answer; the call is repeated, with a greater age.
@@ -187,7 +187,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
         For metadata that readers of whole batches use, such as a manifest. Called for every decided batch, in order,
         even one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``.
-        ``commit`` must raise a loss, too, as ``twopc abandon`` calls only that.
+        ``commit`` must detect a lost transaction itself, because ``twopc abandon`` calls only ``commit``.
         """
 
     def announce(
@@ -198,20 +198,19 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     ) -> None:
         """Tell readers that a batch is complete in every sink, including those that commit last. On the coordinator.
 
-        For signals that readers of several sinks or transactions await, such as a batch marker. Called when
-        ``complete`` has returned for every sink, for every decided batch, in order. After a crash it is called again,
-        even if it had returned, so readers must recognize what they have been told before. Raises like ``complete``.
+        For signals that span several sinks or transactions, such as a batch marker. Called for every decided batch, in
+        order, after ``complete`` has returned for every sink. Called again after a crash, even if it had returned, so
+        readers must recognize a repeated announcement. Raises like ``complete``.
 
         Args:
             batch_id: the batch.
-            committed: sink's name → its transactions, as the log has them now: those that were written again stand in
-                place of those that were lost.
-            given_up: sink's name → its transactions that an operator gave up. What became of them may not be known, so
-                readers may see their records.
+            committed: sink name → its transactions, as the log has them now: with the replacements of lost ones.
+            given_up: sink name → its transactions that an operator gave up. Their outcome may be unknown, so readers
+                may see their records.
         """
 
     def check(self) -> Iterable[CheckResult]:
-        """Report what the target system would refuse or could lose. For ``twopc doctor``, before there is a query.
+        """Report what the target system would refuse or could lose. For ``twopc doctor``, before the query starts.
 
         A check that needs a transaction begins one under this sink's names and rolls it back. Checks leave nothing
         behind, change nothing that a reader sees, and create nothing that is missing.
@@ -222,8 +221,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return ()
 
     def open_transactions(self) -> OpenTransactions:
-        """Count what ``recover`` lists, with what the target system reports about its age. For ``twopc serve-metrics``,
-        in a process of its own, while the query runs. Changes nothing.
+        """Count the transactions that ``recover`` lists, and report their age if the target system has it. For ``twopc
+        serve-metrics``, in its own process, while the query runs. Changes nothing.
 
         Raises:
             TwoPhaseCommitError: the target system does not answer.
@@ -231,45 +230,46 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return OpenTransactions(sum(1 for _ in self.recover()))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
-        """Name what transactions of a decided batch write to, for lineage. On the coordinator, which logs an error and
-        goes on. Makes no request.
+        """Name the datasets that transactions of a decided batch write to, for lineage. On the coordinator, which logs
+        an error and continues. Must make no request.
 
         The names are those that other programs use for the same table, topic or folder (``twopc.datasets``), and
-        contain no credentials. None, as by default: the sink does not know them. An empty sequence: it writes no
-        dataset.
+        contain no credentials. Return None, the default, if the sink does not know them, and an empty sequence if it
+        writes no dataset.
         """
         return None
 
     def close(self) -> None:
         """Release what this process holds for the sink. The sink can be used again afterwards."""
 
-    # What every sink inherits: its place in one log, and which schema it has validated. ------------------------------
+    # What every sink inherits: its place in one log, and the schema that it has validated. ---------------------------
 
     pending: Mapping[int, tuple[Committable, ...]]
-    """Batch id → its transactions of this sink, if the batch is decided and not known to be committed, oldest batch
-    first. A view of the coordinator's record, and empty elsewhere."""
+    """Batch id → this sink's transactions, for each batch that is decided and not known to be committed, oldest first.
+    A view of the coordinator's record, on the coordinator only."""
 
     replay_copies: ReplayCopies | None = None
     """Where participants copy what they write to this sink, or None."""
 
     last_batch_id: int | None = None
-    """The newest decided batch that has transactions of this sink, by the log; None if the log does not know one. It is
-    committed unless it is ``pending``. On the coordinator only."""
+    """The newest decided batch with transactions of this sink, according to the log, or None. It is committed unless it
+    is ``pending``. On the coordinator only."""
 
     @property
     def last_committed_batch_id(self) -> int | None:
-        """``last_batch_id`` if that batch is committed, else None. When a query starts, a target system that shows only
-        older batches of this sink was restored from a copy: ``open`` compares the two, where it can."""
+        """``last_batch_id`` if that batch is committed, else None. If the target system shows only older batches when a
+        query starts, it was restored from a backup. ``open`` compares the two where it can."""
         return None if self.last_batch_id in self.pending else self.last_batch_id
 
     _transactional_ids: TransactionalIdPool
     _validated: pa.Schema | None = None
 
     def bind(self, name: str, log_id: str, replay_copies: ReplayCopies | None = None) -> None:
-        """Tie the sink to its name in one log, and to the folder of its replay copies. The coordinator calls this.
+        """Bind the sink to its name in one log, and to the folder of its replay copies. The coordinator calls this.
 
         Raises:
-            ConfigurationError: the sink is tied to another log or name, whose transactions it would take for its own.
+            ConfigurationError: the sink is bound to another log or name. It would mistake those transactions for its
+                own.
         """
         pool = TransactionalIdPool(self.prefix, log_id, name)
         if getattr(self, "_transactional_ids", pool) != pool:
@@ -282,14 +282,14 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         self.replay_copies = replay_copies
 
     def unbound(self) -> Self:
-        """Return a copy that is tied to no log."""
+        """Return a copy that is bound to no log."""
         twin = copy.copy(self)
         twin.__dict__.pop("_transactional_ids", None)
         return twin
 
     @property
     def transactional_ids(self) -> TransactionalIdPool:
-        """The pool of names that this sink's transactions are allocated from.
+        """The pool that allocates the names of this sink's transactions.
 
         Raises:
             ConfigurationError: no coordinator uses the sink yet.
@@ -302,56 +302,57 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             ) from None
 
     def require_valid(self, schema: pa.Schema) -> None:
-        """Call ``validate`` once per schema. The answer travels to the participants with the sink. Raises like it."""
+        """Call ``validate`` once per schema, and raise like it. The result is pickled with the sink, so participants do
+        not ask again."""
         if schema != self._validated:
             self.validate(schema)
             self._validated = schema
 
     def assume_valid(self, schema: pa.Schema) -> None:
-        """Take ``schema`` for one that the sink accepts: another process has asked it."""
+        """Record that another process has validated ``schema``."""
         self._validated = schema
 
     def __getstate__(self) -> dict[str, object]:
-        # Only the coordinator knows what is pending; participants have no use for it.
+        # Participants have no use for the pending transactions.
         return {name: value for name, value in self.__dict__.items() if name != "pending"}
 
 
 class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     """A sink whose target system makes a whole batch visible at once, as a table format does with one snapshot.
 
-    Subclasses implement ``commit_batch`` in place of ``commit``. If the target system can make a batch of several sinks
-    visible by one request, they override ``commit_group`` and ``commit_together``, too.
+    Subclasses implement ``commit_batch`` instead of ``commit``. If the target system can make a batch of several sinks
+    visible with one request, they also override ``commit_group`` and ``commit_together``.
     """
 
     @abstractmethod
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Make all of this sink's transactions of a decided batch visible at once, as one snapshot of a table.
 
-        Called once per batch that has transactions, in the order of the batches.
+        Called once per batch that has transactions, in batch order.
 
-        Idempotent: after a crash the call comes again with the same transactions, or with those of an amended decision
-        if the target system had lost some. An older coordinator may wake up in the middle of its call at any time.
-        Raises like ``commit``, about the whole batch: after ``TransactionLost`` nothing of it is visible.
+        Idempotent: after a crash the call is repeated with the same transactions, or with those of an amended decision
+        if the target system had lost some. At any time, an older coordinator may wake up in the middle of its own call.
+        Raises like ``commit``, for the whole batch: after ``TransactionLost`` nothing of it is visible.
         """
 
     @property
     def commit_group(self) -> Hashable | None:
-        """What this sink has in common with those that ``commit_together`` can commit with it, such as a catalog; None
-        if it commits alone, as by default. Read before each commit: it makes no request and raises nothing.
+        """What this sink shares with the sinks that ``commit_together`` can commit with it, such as a catalog; None,
+        the default, if it commits alone. Read before each commit, so it must make no request and raise nothing.
         """
         return None
 
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
-        """Try to make a decided batch visible in several sinks at one moment, where readers would else see it in one
+        """Try to make a decided batch visible in several sinks at the same moment, so that no reader sees it in one
         before another.
 
-        Called once, before any ``commit_batch`` of these sinks, if at least two of this class with equal groups have
-        transactions in the batch. It may do nothing, or a part. ``commit_batch`` of each sink follows in every case,
-        and it alone decides what happened: it must find what this call has made visible, whatever the call raised, and
-        although a request of it may still arrive. Errors are logged, and end nothing.
+        Called once, before any ``commit_batch`` of these sinks, if at least two sinks of this class with equal groups
+        have transactions in the batch. It may do all of the work, a part or nothing. ``commit_batch`` of each sink
+        always follows, and it alone determines the outcome. It must recognize what this call has made visible, even if
+        the call raised, and even if one of its requests arrives late. Errors are logged and do not stop the commit.
 
-        The sinks' commits wait for it, so it must end in bounded time: it repeats a request a few times at most.
+        The sinks' commits wait for it, so it must end in bounded time: repeat a request a few times at most.
 
         Args:
             batch_id: the batch.
@@ -369,11 +370,11 @@ class OpenTransactions:
     """The open transactions of a sink at one moment.
 
     Attributes:
-        count: how many are open.
-        oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if it is not known.
-        timeout_s: the age at which the target system rolls the oldest back by itself; None if it never does.
-        held_back: each place, such as a partition, beyond which committed readers can't read → the position at which
-            they are held back. None if the sink does not know.
+        count: the number of open transactions.
+        oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if unknown.
+        timeout_s: the age at which the target system itself rolls back the oldest; None if it never does.
+        held_back: each place where committed readers are held back, such as a partition → the position that they can't
+            read beyond. None if unknown.
     """
 
     count: int

@@ -1,7 +1,7 @@
-"""The sweep: roll back every transaction that is open and undecided, so that none holds back a reader. No I/O: the
-functions yield the effects of ``effects``.
+"""The sweep: rolls back every open, undecided transaction, so that none holds back readers. No I/O: the functions yield
+the effects of ``effects``.
 
-Recovery, a failed round, every batch and a query that rests end with it.
+Recovery, failed rounds, batches and rests end with a sweep.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from twopc.transaction import Committable, among
 
 
 def sweep(life: Life, *, recovered: bool) -> Steps[None]:
-    """Abort what is open and undecided in each sink, so that it holds back no reader, and remove the replay copies that
-    nothing will ask for.
+    """Abort each sink's open, undecided transactions, and remove replay copies that are no longer needed.
 
     Raises:
         Fenced: a newer coordinator sweeps.
-        Exception: a sink can't be swept. All others have been, since open transactions may hold locks.
+        Exception: a sink can't be swept. All others have been, because open transactions may hold locks.
     """
     errors: list[Exception] = []
     for name in life.members:
@@ -32,9 +31,9 @@ def sweep(life: Life, *, recovered: bool) -> Steps[None]:
             yield from sweep_sink(life, name, recovered)
         except Fenced:
             raise
-        except Exception as error:  # noqa: BLE001  # raised below, when all sinks are swept
+        except Exception as error:  # noqa: BLE001  # raised below, after all sinks are swept
             errors.append(error)
-            level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # the repetition logs the first
+            level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # retries log a Retriable
             yield effects.Log(level, f"sweep of sink {name!r}: {error}")
     if errors:
         raise worst_of(errors)
@@ -42,8 +41,8 @@ def sweep(life: Life, *, recovered: bool) -> Steps[None]:
 
 
 def sweep_sink(life: Life, name: str, recovered: bool) -> Steps[None]:
-    """Look again after an abort until nothing new is open: a target system may have left a part open, which holds back
-    readers."""
+    """Abort and list again until nothing new is open. After an abort, a target system may have left a part open, which
+    holds back readers."""
     aborted: list[Committable] = []
     while (found := (yield from undecided(life, name))) and found != aborted:
         for transaction in found:
@@ -53,10 +52,11 @@ def sweep_sink(life: Life, name: str, recovered: bool) -> Steps[None]:
 
 
 def undecided(life: Life, name: str) -> Steps[list[Committable]]:
-    """List the open transactions of this log that it has not decided. Raises Fenced if a newer incarnation has opened.
+    """List the log's open transactions that it has not decided. Raises Fenced if a newer incarnation has opened.
 
-    The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then abort
-    exactly what was listed. What a newer coordinator begins later has another epoch or name and is out of reach.
+    Upholds: a zombie rolls back nothing of a newer coordinator. The order ensures this: list, then re-read the log,
+    then abort exactly what was listed. Later transactions of a newer coordinator have another epoch or name, so an
+    abort can't reach them.
     """
     listed = yield effects.List(name)
     if not listed:
@@ -67,10 +67,10 @@ def undecided(life: Life, name: str) -> Steps[list[Committable]]:
 
 
 def remove_copies(life: Life) -> Steps[None]:
-    """Remove the copies of batches that are known to be complete, and of rounds that are not decided.
+    """Remove the copies of batches that are known to be complete, and of undecided rounds.
 
-    The order upholds that a zombie removes nothing of a newer coordinator: list, re-read the log, remove what was
-    listed.
+    Upholds: a zombie removes nothing of a newer coordinator. The order ensures this: list, then re-read the log, then
+    remove what was listed.
     """
     listed = []
     for name in [name for name, member in life.members.items() if member.has_copies]:

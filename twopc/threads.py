@@ -12,28 +12,28 @@ ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
 LOOK_AGAIN_S = 0.5
-"""How long the main thread waits at a time. CPython does not look at a signal that arrives just before a wait begins,
-so without a timeout it would be seen when the wait ends, if ever."""
+"""How long the main thread waits at a time. CPython may miss a signal that arrives just before a wait begins. Without a
+timeout, it would handle the signal only when the wait ends, if ever."""
 
 
 class OwnedLock:
-    """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
-    ``finally`` leaks nothing, even if an interrupt comes between the two.
+    """A lock that knows whether this thread holds it. If it is taken within a ``try`` and released in the ``finally``,
+    an interrupt at any point can't leave it locked.
 
-    ``release`` raises RuntimeError if this thread does not hold it. It is a method in C: an interrupt can come as a
-    function in Python is entered, and the lock would stay taken.
+    ``release`` raises RuntimeError if this thread does not hold the lock. It is a method in C, because an interrupt on
+    entry to a Python function would leave the lock taken.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
+        self._lock = threading.RLock()  # it records its owner atomically, so that no interrupt comes in between
         self.release = self._lock.release
 
     @property
     def is_mine(self) -> bool:
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` asks it, too
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` uses it, too
 
     def take(self, *, waits: bool = True) -> bool:
-        """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""
+        """Take the lock, and return whether that succeeded. Not reentrant: returns False if this thread has it."""
         if self.is_mine:
             return False
         while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
@@ -43,8 +43,8 @@ class OwnedLock:
 
 
 class Worker(threading.Thread):
-    """A daemon thread. To see its end, wait for ``ended``: if an interrupt ends a ``join`` of a thread that runs,
-    CPython before 3.13 takes the thread for ended."""
+    """A daemon thread. Wait for ``ended`` instead of calling ``join``: if an interrupt ends a ``join``, CPython before
+    3.13 treats the running thread as ended."""
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -56,7 +56,7 @@ class Worker(threading.Thread):
         self.ended.clear()
         try:
             super().start()
-        except RuntimeError:  # an interpreter that is shutting down, or a full machine, starts no threads
+        except RuntimeError:  # an interpreter that shuts down, or a machine at its limit, starts no threads
             self.ended.set()
             raise
 
@@ -75,12 +75,12 @@ def on_threads(
     give_up: Callable[[], object] = lambda: None,
     running: list[Worker] | None = None,
 ) -> list[ResultT]:
-    """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads of this
-    name, or from the calling thread if none can start. Raises what a call raised, when all have ended.
+    """Return the results of ``call`` for ``arguments``, in order, on up to ``at_once`` threads with this name, or on
+    the calling thread if none can start. Raises a call's error after all calls have ended.
 
-    The threads are daemons: the interpreter joins any others before it ends, and a call may wait for a target system
-    for as long as that is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which makes the
-    other calls end. ``running`` has the threads until they have ended, as a second interrupt ends the wait for them.
+    The threads are daemons: the interpreter would join other threads before it exits, and a call may wait for as long
+    as a target system is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which must make
+    the other calls end. ``running`` has the threads until they end, because a second interrupt ends the wait for them.
     """
     results: dict[int, ResultT] = {}
     errors: list[BaseException] = []
@@ -115,10 +115,10 @@ def on_threads(
         join(running, threads)
         raise
     try:
-        if errors:  # an interrupt is not lost
+        if errors:  # an interrupt comes first
             raise next((each for each in errors if not isinstance(each, Exception)), errors[0])
     finally:
-        errors.clear()  # a traceback refers to this frame: a cycle that would keep the callers' frames
+        errors.clear()  # tracebacks refer to this frame: the cycle would keep the callers' frames alive
     return [results[index] for index in range(len(arguments))]
 
 
@@ -130,10 +130,10 @@ def call_at_once(call: Callable[[ArgumentT], ResultT], arguments: Sequence[Argum
 
 
 def join(running: list[Worker], threads: Sequence[Worker]) -> None:
-    """Wait until those of ``threads`` that were started have ended, and take them out of ``running``."""
+    """Wait for the started ones of ``threads`` to end, and remove all of them from ``running``."""
     for thread in threads:
         while not thread.ended.wait(LOOK_AGAIN_S):
             if thread.ident is None:
-                break  # an interrupt came before it began
-        with contextlib.suppress(ValueError):  # two may wait for it
+                break  # an interrupt came before it started
+        with contextlib.suppress(ValueError):  # another caller may have removed it
             running.remove(thread)

@@ -1,4 +1,4 @@
-"""A transaction while its participant lives, and the small value that outlives it."""
+"""The live transaction on its participant, and the small value that outlives it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Transaction:
     """A live transaction on the participant that began it. Sinks subclass it to hold their handles."""
 
     may_time_out = True
-    """Whether its target system may roll it back after its decision, if the sink's may. Otherwise it needs no copy."""
+    """Whether the target system may roll back this transaction after its decision. If not, it needs no replay copy,
+    even if the sink ``may_time_out``."""
 
     def __init__(self, transaction_id: TransactionId) -> None:
         self.id = transaction_id
         self.records = 0
         self.bytes = 0
         self.hash: int | None = None
-        """The sum of the hashes of its records; None if they were written without."""
+        """The sum of the hashes of the records; None if they were written without hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """By what the records of a transaction are recognized when their batch is computed again, with their number."""
+    """Identifies a transaction's records, together with their number, when their batch is computed again."""
 
-    partition: int  # the partition of the batch that they are
-    # The sum of the hashes of the records, modulo 2**64. Their order does not matter: Spark may pass the same records
-    # in another one.
+    partition: int  # the batch's partition with these records
+    # The sum of the hashes of the records, modulo 2**64. Independent of their order, because Spark may change it.
     hash: int
 
     def to_json(self) -> JsonValue:
@@ -47,7 +47,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Fingerprint:
-        """Read what ``to_json`` makes. Raises TypeError for any other value."""
+        """Parse a value of ``to_json``. Raises TypeError for any other value."""
         match value:
             case [int(partition), str(text)] if partition >= 0 and _HASH.fullmatch(text):
                 return cls(partition, int(text, 16))
@@ -58,7 +58,7 @@ _HASHES = 2**64
 
 
 def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
-    """Return a hash of each record, for the few records that a driver writes."""
+    """Return a hash of each record. Slow; for the few records that a driver writes."""
     import pyarrow as pa
 
     digests = [hashlib.blake2b(repr(each).encode(), digest_size=8).digest() for each in batch.to_pylist()]
@@ -66,7 +66,7 @@ def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
 
 
 def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
-    """Return ``before`` plus each of ``hashes``, modulo 2**64: the order of the records does not matter."""
+    """Return ``before`` plus all ``hashes``, modulo 2**64, which does not depend on the order of the records."""
     import pyarrow.compute as pc
 
     return int((before + pc.sum(hashes).as_py()) % _HASHES)  # Arrow's sum wraps around, too
@@ -74,16 +74,16 @@ def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """All that any process needs to commit or abort one transaction, after the one that wrote it is gone.
+    """All that any process needs to commit or abort one transaction, even after the process that wrote it is gone.
 
     Attributes:
         transaction_id: the transaction's name in the target system.
         handle: what else the target system needs, as JSON. Together with the name it identifies exactly one
             transaction, even after the name was used again. The commit log keeps it, so it holds no credentials.
-        records: the number of records written, or None if only the target system was asked (``recover``).
-        replay_copy: the name of the copy from which the records can be written again, or None if there is none.
-        bytes: the size of these records as Arrow holds them in memory, or None if unknown.
-        fingerprint: by what the records are recognized when they are computed again, or None if they can't be.
+        records: the number of records, or None if the transaction comes from ``recover``.
+        replay_copy: the name of the copy from which the records can be written again, or None.
+        bytes: the size of the records in Arrow, in memory, or None if unknown.
+        fingerprint: identifies the records if they are computed again; None if they can't be.
     """
 
     transaction_id: str
@@ -94,7 +94,8 @@ class Committable:
     fingerprint: Fingerprint | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
-        """Whether both name one transaction: the name is the same, and so is every part that both handles have."""
+        """Return whether both identify one transaction: by an equal name, and equal values under all shared handle
+        keys."""
         shared = self.handle.keys() & other.handle.keys()
         return self.transaction_id == other.transaction_id and all(
             self.handle[key] == other.handle[key] for key in shared
@@ -112,7 +113,7 @@ class Committable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> Committable:
-        """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
+        """Parse a value of ``to_json``. Raises KeyError or TypeError for any other value."""
         transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
@@ -125,7 +126,7 @@ class Committable:
 
 
 def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Committable]]:
-    """Return committables by their transactional id. A name and a handle together identify a transaction."""
+    """Return committables by transactional id. Several may share one: only with the handle is it unique."""
     found: dict[str, list[Committable]] = {}
     for each in committables:
         found.setdefault(each.transaction_id, []).append(each)
@@ -133,14 +134,15 @@ def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Commit
 
 
 def among(committables: Iterable[Committable]) -> Callable[[Committable], bool]:
-    """Return whether a transaction is one of these. The name is looked up, so that each answer costs the same however
-    many there are."""
+    """Return a function that tests whether a transaction is one of these. It looks up the name, so its cost does not
+    grow with their number."""
     known = by_name(committables)
     return lambda given: any(map(given.is_same_transaction, known.get(given.transaction_id, ())))
 
 
 Vote: TypeAlias = dict[str, Committable]
-"""The yes votes of one participant: sink name → what it pre-committed. Sinks that it wrote nothing to are absent."""
+"""The yes votes of one participant: sink name → its pre-committed transaction. Sinks that it wrote nothing to are
+absent."""
 
 
 def _count(value: JsonValue) -> int | None:

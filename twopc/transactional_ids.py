@@ -1,8 +1,8 @@
-"""The names of transactions: built and parsed here and nowhere else.
+"""The names of transactions, which are built and parsed only here.
 
-A target system that forgets finished transactions (files, PostgreSQL) gets exact names, which are never used twice. A
-sink of Kafka, which keeps every name for days, leases names (``twopc_kafka.leases``): no other attempt has such a name
-until the first is certainly dead.
+A target system that forgets finished transactions (files, PostgreSQL) gets exact names, which are never used twice.
+Kafka keeps every name for days, so its sink leases names (``twopc_kafka.leases``): no other attempt gets a name until
+its holder is certainly dead.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from twopc.errors import ConfigurationError, CorruptLog
 
 BATCH_SLOTS = 4
-"""A leased name ends with the batch's number modulo this, which can show that an open transaction is not of the running
-batch."""
+"""A leased name ends with the batch number modulo this value, which can show that an open transaction is not of the
+running batch."""
 
 _LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
-_SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name has one reading from its end
+_SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name parses unambiguously from its end
 _LEASED = r"[0-9a-f]{16}\.[0-9]"  # token, batch modulo BATCH_SLOTS
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Round:
-    """One attempt at one batch: a pair, since two drivers could share the sum of the numbers.
+    """One attempt at one batch.
 
     Attributes:
-        replay: in which computation of the decided batch its participants write; 0 before the decision.
+        replay: the number of the computation of a decided batch in which its participants write; 0 before the decision.
     """
 
     incarnation: int
@@ -43,9 +43,9 @@ class TransactionId:
     """The name of one transaction: which task attempt of which round writes to which sink of which log.
 
     Attributes:
-        partition: the partition that it writes; for operators.
+        partition: the partition that it writes, for operators.
         serial: a number that no other attempt of the round has.
-        replay: how often it was written again after its target system had rolled it back.
+        replay: how often it was written again after its target system rolled it back.
     """
 
     prefix: str
@@ -65,7 +65,7 @@ class TransactionId:
 
 @dataclass(frozen=True, slots=True)
 class TransactionalIdPool:
-    """All names that one sink of one log may use. A value: it travels to the participants with its sink."""
+    """All names that one sink of one log may use. A value, pickled with its sink for the participants."""
 
     prefix: str
     log_id: str
@@ -85,13 +85,14 @@ class TransactionalIdPool:
 
     @property
     def scope(self) -> str:
-        """The start of every name of this pool, and of no name of another pool."""
+        """The common start of this pool's names. No name of another pool starts with it."""
         return f"{self.prefix}.{self.log_id}.{self.sink}."
 
     def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
         """Return the id for one attempt of ``round`` at ``partition``. ``serial`` is a number that no other attempt of
-        the round has, whatever its partition: of two with one name, such as retries or speculative copies, the later
-        would roll back what the earlier has pre-committed. The default is the partition, for one attempt each."""
+        the round has, on any partition: if two attempts, such as retries or speculative copies, shared a name, the
+        later one would roll back what the earlier one pre-committed. The default, the partition, allows one attempt at
+        each."""
         number = partition if serial is None else serial
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)
 
@@ -102,18 +103,18 @@ class TransactionalIdPool:
             ValueError: ``lost`` was not allocated here.
         """
         if self.owns_leased(lost):
-            return replace(self.allocate(round, 0), replay=1)  # named by a lease of its own
+            return replace(self.allocate(round, 0), replay=1)  # it leases another name
         if not self.owns_exact(lost):
             raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
         _, _, partition, serial, replay = map(int, lost.removeprefix(self.scope).split("."))
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
     def may_be_of(self, leased: str, batch_id: int) -> bool:
-        """Whether a leased name may belong to that batch. It may belong to another, too."""
+        """Return whether a leased name may belong to that batch. It may also belong to another."""
         return leased.rpartition(".")[2] == str(batch_id % BATCH_SLOTS)
 
     def owns_exact(self, transaction_id: str) -> bool:
-        """Whether this pool allocated ``transaction_id`` as an exact name."""
+        """Return whether this pool allocated ``transaction_id`` as an exact name."""
         return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){4}", transaction_id) is not None
 
     def round_of(self, exact: str) -> Round:
@@ -122,15 +123,15 @@ class TransactionalIdPool:
         return Round(incarnation, batch_id)
 
     def is_replay(self, exact: str) -> bool:
-        """Whether an exact name is of a transaction that was written again."""
+        """Return whether an exact name belongs to a transaction that was written again."""
         return not exact.endswith(".0")
 
     def owns_leased(self, transaction_id: str) -> bool:
-        """Whether this pool leased ``transaction_id``."""
+        """Return whether this pool leased ``transaction_id``."""
         return re.fullmatch(re.escape(self.scope) + _LEASED, transaction_id) is not None
 
     def exact(self, transaction_id: str) -> str:
-        """Return an exact name of a committable.
+        """Return a committable's exact name unchanged, after a check.
 
         Raises:
             CorruptLog: this pool did not allocate it.

@@ -1,4 +1,4 @@
-"""The turns of a coordinator: one call at a time, and a rest only between two. After any error the coordinator is
+"""Admits a coordinator's callers one at a time, and rests only between two calls. After any error the coordinator is
 closed, and the next call recovers first.
 """
 
@@ -20,30 +20,31 @@ ResultT = TypeVar("ResultT")
 
 
 class Turns:
-    """Who is admitted. An interrupt at any moment leaves no lock taken, so each is taken within a ``try``.
+    """The locks that admit callers. Each is taken within a ``try``, so that no interrupt leaves it locked.
 
-    ``start`` is what a repeated failure counts by. Coordinators in several processes have one if they serve one start.
+    ``start`` identifies a start of the query, in which a repeated failure counts once. Coordinators of one start in
+    several processes share it.
     """
 
     def __init__(self, performer: Performer) -> None:
         self._performer = performer
         self.start = uuid.uuid4().hex[:12]
-        self.callers = OwnedLock()  # of public methods, of which a second is refused or waits
+        self.callers = OwnedLock()  # one public method at a time; a second caller is refused or waits
         self.batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread is amid a turn."""
+        """Whether this thread has a turn."""
         return self.callers.is_mine or self.batch_or_rest.is_mine
 
     def take(
         self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
     ) -> ResultT:
-        """Make a call when no other one, and no rest, is under way. ``what`` names it to the caller.
+        """Make a call while no other call and no rest is running. ``what`` names it in errors.
 
         Raises:
             ConfigurationError: this thread has a turn, or another thread has one and ``waits`` is False.
-            BaseException: what the call raised, or what that means.
+            BaseException: what the call raised, or the error that ``explained`` returned for it.
         """
         within, performer = self.is_mine, self._performer
         try:
@@ -51,15 +52,15 @@ class Turns:
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
             self.batch_or_rest.take()
             try:
-                if performer.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
+                if performer.phase is not Phase.IDLE:  # an interrupt may have come before ``fail``
                     performer.phase = Phase.CLOSED
                     performer.waits.given_up.set()
-                performer.waits = Waits(performer.owner)  # not before: a rest waits by those that it began with
+                performer.waits = Waits(performer.owner)  # only now: a rest still uses the earlier ones
                 return call()
             except BaseException as error:
                 meant: BaseException = error
                 try:
-                    # While no rest can write to the log.
+                    # Here, while no rest can write to the log.
                     meant = self.explained(error, isinstance(error, Retriable | RoundAborted), batch_id)
                 finally:
                     performer.fail(meant, batch_id)
@@ -67,7 +68,7 @@ class Turns:
                     raise meant from error
                 raise
         finally:
-            # No function in Python between, in which an interrupt could leave one taken.
+            # No Python function is called in between: an interrupt in it could leave a lock taken.
             if not within:
                 try:
                     self.batch_or_rest.release()
@@ -80,7 +81,7 @@ class Turns:
                         pass
 
     def rest(self, call: Callable[[], object]) -> None:
-        """Make a call unless a batch or another rest is under way, in this thread or another one."""
+        """Make a call unless a batch or another rest is running, in any thread."""
         if self.batch_or_rest.is_mine:
             return
         try:
@@ -100,7 +101,7 @@ class Turns:
                 pass
 
     def explained(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
-        """Return what an error means when the log has been looked at (``repetition``)."""
+        """Look at the log, and return the error to raise for ``error`` (see ``repetition``)."""
         if not isinstance(error, Exception):
             return error
         performer = self._performer

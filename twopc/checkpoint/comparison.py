@@ -1,8 +1,8 @@
 """Comparison of a checkpoint with its log.
 
 Spark writes ``offsets/N`` before it runs batch N and ``commits/N`` after it, and syncs neither on a disk. A checkpoint
-that is behind its log lacks the newest of them. Or, once Spark has planned batch N again, it has an ``offsets/N``
-without ``commits/N`` that differs from what was decided.
+that is behind its log lacks the newest of these files. Once Spark has planned batch N again, the checkpoint has an
+``offsets/N`` without ``commits/N`` that differs from the decision.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Mismatch:
     batch_id: int
     is_noted: bool  # whether Spark has recorded it as done
     found: tuple[Difference, ...]  # the differences; empty if the checkpoint's entry is cut off
-    records: Mapping[str, int]  # by how many Kafka records the planned batch ends later, by source, if that is known
+    records: Mapping[str, int]  # source → how many Kafka records later the planned batch ends, if known
 
     @property
     def read_otherwise(self) -> bool:
-        """Whether the batch ran with other input. A file that a source has lost since then does not count."""
+        """Whether the batch ran with other input. Files that a source has since lost do not count."""
         return any(each.path.partition(".")[0] != "files" or each.now != ABSENT for each in self.found)
 
 
@@ -44,11 +44,11 @@ class Comparison:
 
     query_id: str
     decided: int | None  # the newest batch that the log has decided, or None
-    reads: Mapping[int, Reads]  # what decided batches read, as far as the log keeps it
+    reads: Mapping[int, Reads]  # decided batch → what it read, as far as the log keeps it
     planned: tuple[int, ...]  # the batches in ``offsets``, ascending
-    newest: Mapping[str, JsonValue]  # where the newest plan that Spark can read ends, by source
+    newest: Mapping[str, JsonValue]  # source → its offset in the newest plan that Spark can read
     noted: int | None  # the newest batch in ``commits`` that Spark can read, or None
-    # The paths that Spark would read and can't: files that are cut off, and lists of files that are missing.
+    # The paths that Spark would fail to read: truncated files, and missing lists of files.
     cut_off: frozenset[str]
     has_state: bool  # whether the query keeps state, which advances only when each batch is evaluated
     mismatches: tuple[Mismatch, ...]
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
-    """Read the checkpoint, and compare it with the log's remaining entries, oldest first.
+    """Read the checkpoint, and compare it with the log's kept entries, oldest first.
 
     Raises ConfigurationError if the checkpoint can't be read, and LogMismatch if it belongs to another query, or if the
     log was not written for a Spark query.
@@ -118,8 +118,8 @@ def _ends(folder: CheckpointFolder, planned: Reads | None) -> dict[str, JsonValu
 
 
 def _unreadable_lists(folder: CheckpointFolder, newest: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield the file lists that Spark would read at its start but can't. It reads all from the newest compact one on,
-    including those discovered for a batch that is not planned yet."""
+    """Yield the file lists that Spark would fail to read at its start. It reads all lists from the newest compact one
+    on, including those of files discovered for a batch that is not planned yet."""
     for source, offset in newest.items():
         if (last := number(offset)) is None:
             continue
@@ -140,7 +140,7 @@ def _mismatch(batch_id: int, is_noted: bool, decided: Reads, planned: Reads | No
 
 
 def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> Reads | None:
-    """The checkpoint's entry of a batch, with those of its files that the log has, or None if it is cut off."""
+    """Return the checkpoint's entry of a batch, with those of its files that the log has, or None if it is cut off."""
     try:
         entry = parse(folder.text(f"offsets/{batch_id}"))
     except ValueError:
@@ -161,8 +161,8 @@ def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> 
 
 
 def kept_now(folder: CheckpointFolder, source: str, name: str, kept: JsonValue) -> JsonValue:
-    """Return what a file source's file is now; None if it is missing or cut off. A file that is gone because a later
-    compact file repeats it counts as kept."""
+    """Return the current content of a file source's file; None if it is missing or cut off. A file that was removed
+    because a later compact file repeats it counts as unchanged."""
     path = f"sources/{source}/{name}"
     found = content(folder, path)
     if found is None and not name.endswith(COMPACT):

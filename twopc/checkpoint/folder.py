@@ -1,4 +1,4 @@
-"""A checkpoint folder, through fsspec: on a disk, or in any store that Python reaches."""
+"""A checkpoint folder, through fsspec, on a disk or in any other store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 def url(location: str) -> str:
-    """Return a location as fsspec reads it, which does not support Hadoop's spelling file:/data."""
+    """Return a location in fsspec's spelling, which differs from Hadoop's file:/data."""
     return canonical(*split(location))
 
 
 class CheckpointFolder:
-    """Reads files, and writes them as a whole. Paths are relative to the folder, such as ``offsets/7``."""
+    """Reads and writes whole files. Paths are relative to the folder, such as ``offsets/7``."""
 
     def __init__(self, location: str) -> None:
         self.url = url(location).rstrip("/")
@@ -41,8 +41,8 @@ class CheckpointFolder:
     # Reading. -------------------------------------------------------------------------------------------------------
 
     def query_id(self) -> str:
-        """Return the query's id, which Spark writes once, before the first batch. Raises ConfigurationError: the id
-        can't be read."""
+        """Return the query's id, which Spark writes once, before the first batch. Raises ConfigurationError if it can't
+        be read."""
         try:
             return str(json.loads(self.text("metadata"))["id"])
         except Exception as error:
@@ -52,8 +52,8 @@ class CheckpointFolder:
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
-        """Return the newest batch that Spark has planned, and what it reads. Raises ConfigurationError: the entry can't
-        be read."""
+        """Return the newest batch that Spark has planned, and what it reads. Raises ConfigurationError if its entry
+        can't be read."""
         try:
             batch_id = self.numbers("offsets")[-1]
             return batch_id, self.reads(batch_id)
@@ -69,7 +69,7 @@ class CheckpointFolder:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def names(self, name: str) -> list[str]:
-        """Return the names in a folder, or nothing if it does not exist."""
+        """Return the names in a folder; none if it does not exist."""
         path = self._path(name)
         self._fs.invalidate_cache(path)
         return names_in(self._fs, path)
@@ -103,8 +103,9 @@ class CheckpointFolder:
         return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
 
     def source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
-        """Return the folder of each source of the newest batch: its number among the plan's distinct sources, since a
-        plan may list a source twice. The offset of a file source is the number of the newest file in its folder."""
+        """Return the folder of each source of the newest batch: its number among the plan's distinct sources, because a
+        plan may list a source twice. A file source's offset is the number of the newest file in its folder, which
+        identifies the folder."""
         newest = {int(name): self._newest_file(name) for name in self.names("sources") if name.isdecimal()}
         folders: list[int] = []
         taken: dict[int, int] = {}
@@ -152,7 +153,8 @@ class CheckpointFolder:
         return data
 
     def _remove_checksum(self, file: Path) -> None:
-        """Hadoop keeps a checksum beside each file on a disk, and does not read a file that does not match it."""
+        """Remove the checksum that Hadoop keeps beside each file on a disk. Hadoop refuses to read a file that does not
+        match its checksum."""
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
     def _is_disk(self) -> bool:

@@ -1,4 +1,4 @@
-"""An entry of Spark's offset log as JSON, from which the same text can be restored. No I/O.
+"""Entries of Spark's offset log as JSON, from which the same text can be restored. No I/O.
 
 .. code-block:: text
 
@@ -52,7 +52,7 @@ def is_entry(reads: Reads) -> bool:
 
 
 def text_of(reads: Reads) -> str:
-    """Return the entry as Spark wrote it, byte by byte. The inverse of ``parse``."""
+    """Return the entry exactly as Spark wrote it. The inverse of ``parse``."""
     if "text" in reads:
         return str(reads["text"])
     sources = reads["sources"]
@@ -64,8 +64,8 @@ def text_of(reads: Reads) -> str:
 
 
 def by_source(reads: Reads) -> dict[str, JsonValue]:
-    """Return the offset of each source by its folder in the checkpoint. The folder is the source's name, or its number
-    in the plan. If the plan has a source twice, Spark lists it twice, and ``folders`` has the folder."""
+    """Return the offset of each source by its folder in the checkpoint: the source's name, or its number in the plan.
+    If the plan has a source twice, Spark lists it twice, and ``folders`` has the folders."""
     sources = reads.get("sources", [])
     if isinstance(sources, dict):
         return sources
@@ -79,8 +79,8 @@ def watermark_ms(reads: Reads) -> int:
 
 
 def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
-    """Return how many records lie between two offsets of a Kafka source, or None if that is not known, such as for a
-    topic that was deleted and created again."""
+    """Return the number of records between two offsets of a Kafka source, or None if unknown, for example because a
+    topic was deleted and created again."""
     before, after = _partitions(earlier), _partitions(later)
     if before is None or after is None or before.keys() != after.keys():
         return None
@@ -94,7 +94,7 @@ def topics_of(offset: JsonValue) -> set[str]:
 
 
 def partitions_by_topic(reads: Reads) -> dict[str, set[str]]:
-    """Return the partitions that the Kafka sources of a batch know."""
+    """Return topic → the partitions in the Kafka offsets of a batch."""
     found: dict[str, set[str]] = {}
     for offset in by_source(reads).values():
         for topic, partition in _partitions(offset) or ():
@@ -103,12 +103,12 @@ def partitions_by_topic(reads: Reads) -> dict[str, set[str]]:
 
 
 def grown(before: Mapping[str, set[str]], now: Mapping[str, set[str]]) -> dict[str, tuple[int, int]]:
-    """Return the topics that have got partitions: how many they had, and how many they have."""
+    """Return the topics that gained partitions, with their numbers of partitions before and now."""
     return {topic: (len(before[topic]), len(now[topic])) for topic in now if now[topic] - before.get(topic, now[topic])}
 
 
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
-    """``{"orders":{"0":100,"1":70}}`` by topic and partition, or None if the offset has another form."""
+    """Return (topic, partition) → offset from ``{"orders":{"0":100,"1":70}}``, or None for another form."""
     if not isinstance(offset, dict) or not offset:
         return None
     found: dict[tuple[str, str], int] = {}
@@ -123,8 +123,8 @@ def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
 
 
 def parsed_line(line: str) -> JsonValue:
-    """Return a line as JSON if the same line can be restored from it, else as text. So a text is always a line as it
-    was written, never a JSON string."""
+    """Return a line as JSON if the same line can be restored from it, else as text. So text is always a raw line, never
+    a JSON string."""
     try:
         value: JsonValue = json.loads(line, parse_constant=_unequal_to_itself)
     except (ValueError, RecursionError):

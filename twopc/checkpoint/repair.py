@@ -1,7 +1,7 @@
-"""Repair of a checkpoint: it gets back what it lacks of the batches that its log has decided.
+"""Repair of a checkpoint: restore what it lacks of the batches that its log has decided.
 
-With the decided ``offsets/N`` in its place, Spark repeats exactly batch N. The log knows the batch, so nothing is
-written again, and state and watermark continue from where they would be.
+Once the decided ``offsets/N`` is restored, Spark repeats exactly batch N. The log recognizes the batch, so nothing is
+written again, and state and watermark advance as if nothing had been lost.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of a checkpoint's repair."""
+    """A plan for a checkpoint's repair."""
 
     # The changes, in order. After each of them, a start of the query continues without loss or is refused.
     changes: tuple[Change, ...]
-    # The decided batch that the query then evaluates once more, or None if the next batch is new.
+    # The decided batch that the query evaluates again afterwards, or None if the next batch is new.
     goes_on_with: int | None = None
-    # How many decided batches follow that one. If any, the query stops after it, to be repaired again.
+    # How many decided batches follow that one. If any, the query stops after it and needs another repair.
     remaining: int = 0
 
 
 def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
-    """Plan how the checkpoint gets back what it lacks, so that the query continues exactly where it was. Raises
-    LogMismatch if the log is older than the checkpoint, and Refused if what is lacking is not known exactly: its
-    message has what to do instead."""
+    """Plan how to restore the checkpoint, so that the query continues exactly where it was. Raises LogMismatch if the
+    log is older than the checkpoint. Raises Refused, with advice, if the missing parts are not known exactly."""
     noted = -1 if compared.noted is None else compared.noted
     decided = -1 if compared.decided is None else compared.decided
     _require_log_of_that_age(compared, decided, noted)
@@ -79,8 +78,8 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
 
 
 def _starts_from(compared: Comparison, decided: int) -> list[int]:
-    """The batches whose plans Spark reads when it starts, if the newest decided batch is done: the newest and the one
-    before it. A driver that was running while a backup was restored has left the newest without the one before."""
+    """Return the batches whose plans Spark reads at its start if the newest decided batch is done: the newest, and the
+    one before it. If a backup was restored under a running driver, the checkpoint may have only the newest."""
     before = decided - 1
     is_newest = not any(n > decided and compared.has_whole(n) for n in compared.planned)
     return [before, decided] if is_newest and before in compared.reads else [decided]
@@ -103,8 +102,8 @@ def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> 
 
 
 def _noted_otherwise(compared: Comparison, decided: int) -> bool:
-    """Return whether Spark recorded the newest decided batch as done with other input: it was planned anew, and its
-    driver died before the comparison. Nothing has been written since. Raises Refused: this happened to an earlier
+    """Return whether Spark recorded the newest decided batch as done with other input. It was planned again, and its
+    driver died before the comparison. Nothing has been written since. Raises Refused if this happened to an earlier
     batch."""
     found = [mismatch for mismatch in compared.mismatches if mismatch.is_noted and mismatch.read_otherwise]
     for mismatch in found:
@@ -119,14 +118,14 @@ def _noted_otherwise(compared: Comparison, decided: int) -> bool:
 
 
 def _to_restore(compared: Comparison, decided: int, noted: int) -> list[int]:
-    """The batches that must be planned as they were decided, ascending. A query with state must evaluate each of them,
-    so it gets one at a time. A query without state needs to evaluate only the last."""
+    """Return the batches to plan as they were decided, ascending. A query with state must evaluate each of them, so it
+    gets one at a time. A query without state only has to evaluate the last."""
     batches = [noted + 1] if compared.has_state else [*range(noted + 1, decided + 1)]
     if noted >= 0 and not compared.has_whole(noted):
         batches = [noted, *batches]  # its end is where the next batch begins
     unknown = [n for n in batches if n not in compared.reads]
     if unknown and not compared.has_state and not any(map(stands_for_files, compared.reads.values())):
-        # The offsets of the two newest batches cover everything that was read, except the files that a source has seen.
+        # The offsets of the two newest batches suffice, because no source keeps lists of the files that it has seen.
         known = [n for n in batches if n > unknown[-1]]
         if len(known) > 1:
             return known
@@ -146,7 +145,7 @@ def _require_known(compared: Comparison, batch_id: int) -> None:
 
 
 class _Changes:
-    """The changes so far, in order, and the checkpoint as it is after them."""
+    """The changes so far, in order, and the checkpoint as it will be after them."""
 
     def __init__(self, folder: CheckpointFolder, compared: Comparison) -> None:
         self._folder = folder
@@ -162,8 +161,8 @@ class _Changes:
         self._changed |= dict.fromkeys(paths)
 
     def put_aside_what_follows(self, batch_id: int) -> None:
-        """Put aside the plans after a batch, and the lists of files that its file sources have discovered since. Spark
-        plans these batches and discovers these files anew."""
+        """Put aside the plans after a batch, and the lists of files that file sources have discovered since. Spark will
+        plan these batches and discover these files again."""
         following = self.following(batch_id)
         self._discovered_anew |= {*following}
         self.put_aside(path for path in following if path in self._changed or self._folder.size(path) is not None)
@@ -184,8 +183,8 @@ class _Changes:
         return found
 
     def require_lists(self) -> None:
-        """Make sure that Spark can read the lists of files that it starts from. Raises Refused: the log does not keep
-        one that is missing or cut off."""
+        """Check that Spark can read the lists of files that it starts from. Raises Refused if one is missing or cut off
+        and the log does not have it."""
         lists = {path for path in self._compared.cut_off if path.startswith("sources/")}
         if left := sorted(lists - self._changed.keys() - self._discovered_anew):
             raise Refused(
@@ -202,13 +201,13 @@ class _Changes:
             self._changed[f"offsets/{batch_id}"] = text_of(reads).encode()
 
     def restore_files_of_noted(self) -> None:
-        """Restore the files that a source has lost of batches that are done. Else it would read their input again."""
+        """Restore a source's lost files of batches that are done. Without them it would read their input again."""
         for mismatch in self._compared.mismatches:
             if mismatch.is_noted:
                 self._restore_files(mismatch.batch_id)
 
     def note(self, batch_id: int) -> None:
-        """Record a batch as done, in the form of the newest recorded one."""
+        """Record a batch as done, in the format of the newest batch that Spark recorded."""
         noted = self._compared.noted
         version, value = (None if noted is None else noted_entry(self._folder, noted)) or ("v1", {})
         value = {**value, "nextBatchWatermarkMs": watermark_ms(self._compared.reads[batch_id + 1])}
@@ -235,7 +234,7 @@ class _Changes:
         self._changed[path] = "\n".join(lines).encode()
 
     def _repeated(self, source: str, number: int) -> list[str]:
-        """The version and the lines of all files before a compact one, which it repeats."""
+        """Return the version and the lines of all files before a compact file, which repeats them."""
         lines: list[str] = []
         before = [(n, name) for n, name in self._numbered(source) if n < number]
         compacts = [n for n, name in before if name.endswith(COMPACT)]
@@ -252,8 +251,8 @@ class _Changes:
         return lines or ["v1"]
 
     def _numbered(self, source: str) -> list[tuple[int, str]]:
-        """The files of a file source after the changes, by number. Of two with the same number, the compact one is
-        last."""
+        """Return a file source's files after the changes, by number. A compact file follows a plain one with the same
+        number."""
         folder = f"sources/{source}"
         changed = {
             path.rpartition("/")[2]: data for path, data in self._changed.items() if path.startswith(f"{folder}/")
@@ -263,7 +262,7 @@ class _Changes:
         return sorted((int(number), name) for number, name in numbered if number.isdecimal())
 
     def _cut_off(self, source: str) -> Iterator[tuple[int, str]]:
-        """The lists of a file source that Spark can't read, or that are missing."""
+        """Yield a file source's lists that are missing or that Spark can't read."""
         for path in self._compared.cut_off:
             folder, _, name = path.rpartition("/")
             if folder == f"sources/{source}":
@@ -296,7 +295,7 @@ class _Changes:
 
 
 def mend(folder: CheckpointFolder, planned: Plan, aside: str) -> None:
-    """Apply the changes, each durable before the next. The folder ``aside`` keeps the previous files."""
+    """Apply the changes, each durable before the next. The previous files are kept in the folder ``aside``."""
     for change in planned.changes:
         with contextlib.suppress(FileNotFoundError):
             folder.write(f"{aside}/{change.path}", folder.data(change.path))

@@ -1,9 +1,9 @@
-"""The files that offsets of a file source stand for.
+"""The files that a file source's offsets refer to.
 
 The offset ``{"logOffset":7}`` is the number of a file in the source's folder of the checkpoint. This file,
-``sources/0/7``, has the version and one line per input file that Spark discovered at that moment. Every tenth file, by
-default, is a compact one, such as ``sources/0/9.compact``, and repeats all files before it. The numbers are the
-source's own, not those of batches.
+``sources/0/7``, has the version and one line per input file that Spark discovered at that moment. By default, every
+tenth file is compact, such as ``sources/0/9.compact``, and repeats all files before it. The numbers are the source's
+own, not those of batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twopc.checkpoint.offsets import Reads, by_source, line_of, parse, parsed_li
 from twopc.transaction import JsonValue
 
 KEPT_BYTES = 256 * 1024
-"""Only a digest is kept of a longer file, because every entry of the commit log contains what the newest batch read."""
+"""The log keeps only a digest of longer files, because each of its entries contains what the newest batch read."""
 
 COMPACT = ".compact"
 
@@ -32,14 +32,14 @@ class Reader(Protocol):
         """Return the length of a file in bytes, or None if it does not exist."""
 
     def text(self, path: str, start: int = 0) -> str:
-        """Return a file from byte ``start`` on, as UTF-8. Callers ignore what precedes the first whole character."""
+        """Return a file from byte ``start`` on, as UTF-8. Callers ignore a partial first character."""
 
     def sha256(self, path: str) -> str:
         """Return the digest of a file, in hexadecimal."""
 
 
 def number(offset: JsonValue) -> int | None:
-    """Return the number in an offset of a file source, or None for other sources and for no offset."""
+    """Return the number in a file source's offset, or None for another source or a missing offset."""
     found = offset.get(_NUMBER) if isinstance(offset, dict) and len(offset) == 1 else None
     return found if isinstance(found, int) else None
 
@@ -50,16 +50,16 @@ def stands_for_files(entry: Reads) -> bool:
 
 
 def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
-    """Return the entry, with what its offsets stand for under ``files``."""
+    """Return the entry, with the files that its offsets refer to under ``files``."""
     if not files:
         return entry
-    first = {"sources": entry["sources"]} if "sources" in entry else {}  # as a message shows the first difference
+    first = {"sources": entry["sources"]} if "sources" in entry else {}  # first in messages
     return {**first, "files": files, **entry}
 
 
 def read_before(folder: Reader, batch_id: int) -> Reads | None:
     """Return the offset log entry of the batch before ``batch_id``, or None if there is none. It lacks the files that
-    its offsets stand for, because Spark removes old lists of files."""
+    its offsets refer to, because Spark removes old lists of files."""
     path = f"offsets/{batch_id - 1}"
     return parse(folder.text(path)) if batch_id and folder.size(path) is not None else None
 
@@ -67,8 +67,8 @@ def read_before(folder: Reader, batch_id: int) -> Reads | None:
 def files_read(
     folder: Reader, batch_id: int, end: Mapping[str, JsonValue], before: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Return, by source, the files that the offsets at ``end`` stand for and those of the batch ``before`` do not, by
-    name. For the first batch, this includes file 0 of other sources, which contains the offsets at which they began."""
+    """Return source → file name → content, for files that the offsets at ``end`` refer to, but not those of the batch
+    ``before``. For the first batch, this includes file 0 of other sources, which has their first offsets."""
     found: dict[str, JsonValue] = {}
     for source, offset in end.items():
         last = number(offset)
@@ -86,13 +86,13 @@ def files_read(
 
 
 def kept_files(reads: Reads) -> dict[str, dict[str, JsonValue]]:
-    """Return the result of ``files_read`` that the log keeps of a batch."""
+    """Return the result of ``files_read`` that the log has for a batch."""
     return dict(reads.get("files", {}))
 
 
 def content(folder: Reader, path: str) -> JsonValue:
-    """Return what is kept of a file: its lines, or a digest if they are long, or None if there is no such file. Of a
-    compact file, only the lines of its own number are kept."""
+    """Return what the log keeps of a file: its lines, or a digest if they are long; None if there is no such file. Only
+    the lines of its own number are kept of a compact file."""
     size = folder.size(path)
     if size is None:
         return None
@@ -102,8 +102,8 @@ def content(folder: Reader, path: str) -> JsonValue:
 
 
 def is_whole(folder: Reader, path: str) -> bool:
-    """Return whether Spark can read a file of a file source: it begins with a version, and ends with a line of JSON. Of
-    a long file, only the end is read."""
+    """Return whether Spark can read a file source's file, which must begin with a version and end with a line of JSON.
+    Only the end of a long file is checked."""
     size = folder.size(path)
     if not size:
         return False
@@ -115,7 +115,7 @@ def is_whole(folder: Reader, path: str) -> bool:
 
 
 def file_lines(content: JsonValue) -> list[str] | None:
-    """Return a file's lines from what was kept of it, or None if that is a digest."""
+    """Return a file's lines from its kept content, or None if that is a digest."""
     return list(map(line_of, content)) if isinstance(content, list) else None
 
 
@@ -134,11 +134,11 @@ def _whole(folder: Reader, path: str, size: int) -> JsonValue:
 
 
 def _own(folder: Reader, path: str, size: int, number: int) -> JsonValue:
-    """Return the lines that a compact file adds to the files before it, at its end. The version is left out."""
+    """Return the last lines of a compact file, which it adds to the files before it. The version is left out."""
     window = _WINDOW_BYTES
     while True:
         start = max(0, size - window)
-        lines = folder.text(path, start).split("\n")[1:]  # without the version, or a line that was cut off
+        lines = folder.text(path, start).split("\n")[1:]  # without the version or a partial first line
         own = [line for line in lines if _batch(line) == number]
         if start == 0 or len(own) < len(lines):
             break

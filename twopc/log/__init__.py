@@ -1,1 +1,1 @@
-"""The commit log: its entries, where they are stored, and what a batch read."""
+"""The commit log: its entries, their storage, and the identity of batches."""

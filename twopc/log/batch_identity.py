@@ -1,8 +1,8 @@
-"""A batch's identity: its number and what it read, both kept with its decision and compared when a batch comes.
+"""A batch's identity: its number and what it read. The decision records both, and each offered batch is compared.
 
 A number alone does not identify a batch. A query whose checkpoint lost its newest files plans the same number again,
-from other offsets; if that batch passed for the decided one, the records in between would be lost. The core compares
-what was read as JSON without knowing its meaning: Spark's complete offset log entry, or whatever a plain loop passes.
+from other offsets. If that batch passed for the decided one, the records in between would be lost. The core compares
+the reads as opaque JSON: Spark's complete offset log entry, or whatever a plain loop passes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from twopc.transaction import JsonValue
 logger = logging.getLogger(__name__)
 
 ABSENT = "nothing"
-"""Shown in a message for a side that lacks the value."""
+"""Stands for a missing value in messages."""
 
-_SHOWN = 10  # differences in one message
+_SHOWN = 10  # the most differences in one message
 
 
 def recognize(
@@ -34,12 +34,12 @@ def recognize(
     earlier: Entry | None = None,
 ) -> bool:
     """Return whether the log at the URL ``log``, with the newest entry ``tail``, has decided the batch that the query
-    has reached. Refuse a batch that is neither a decided one nor the next.
+    has reached. Refuse a batch that is neither decided nor next.
 
-    A batch before the newest decided one is recognized by what it reads, as long as its entry, ``earlier``, is kept. So
-    a query whose checkpoint is several batches behind passes through them one by one, and its state ends where it would
-    have been. Raises LogMismatch: the batch can't come now, was decided with other ``reads``, or ``follows`` another
-    batch than the decided one.
+    A batch before the newest decided one is recognized by its reads, as long as its entry, ``earlier``, is kept. So a
+    query whose checkpoint is several batches behind repeats them one by one, and its state catches up. Raises
+    LogMismatch: the batch is out of order, was decided with other ``reads``, or ``follows`` another batch than the
+    decided one.
     """
     if earlier is not None and earlier.reads is not None:
         _require_same_reads(batch_id, earlier.reads, reads, log)
@@ -53,15 +53,14 @@ def recognize(
 
 
 def as_logged(reads: JsonValue) -> JsonValue:
-    """Return what a batch read as the log gives it back: keys are texts, although a plain loop may count partitions."""
+    """Return a batch's reads as the log returns them: as JSON, whose keys are text even if a loop passes numbers."""
     logged: JsonValue = json.loads(json.dumps(reads))
     return logged
 
 
 def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:
-    """Make sure that the query has reached a batch that can come after ``newest``, the newest that ``log`` has decided.
-    Upholds: each batch is decided at most once, and in order. Raises LogMismatch: the batch is neither the newest
-    decided one nor the next."""
+    """Check that a batch may come after ``newest``, the newest that ``log`` has decided. Upholds: each batch is decided
+    at most once, and in order. Raises LogMismatch: the batch is neither the newest decided one nor the next."""
     expected = first_batch_id if newest is None else newest + 1
     if batch_id in (newest, expected):
         return
@@ -87,8 +86,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
 
 
 def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Make sure that a repeated batch is the one that ``log`` has decided. Upholds: a batch is identified by what it
-    read, not by its number alone. Raises LogMismatch: the batch reads something else."""
+    """Check that a repeated batch is the one that ``log`` has decided. Upholds: a batch is identified by what it reads,
+    not by its number alone. Raises LogMismatch: the batch reads something else."""
     if decided is None or now is None:
         if decided is not now:
             missing = "its commit log" if decided is None else "the caller"
@@ -110,7 +109,7 @@ def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: 
 
 
 def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Make sure that a new batch begins where the newest decided one ended. Upholds: no record lies between the two, or
+    """Check that a new batch begins where the newest decided one ended. Upholds: no record falls between the two, or is
     in both. Raises LogMismatch: the batch begins elsewhere."""
     if decided is None or now is None:
         return
@@ -127,7 +126,7 @@ def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: st
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where two readings differ. ``decided`` and ``now`` are JSON, or the text ``ABSENT``."""
+    """One difference between a batch's decided and current reads: JSON values, or the text ``ABSENT``."""
 
     path: str
     decided: JsonValue
@@ -141,7 +140,7 @@ class Difference:
 
 
 def differences(decided: JsonValue, now: JsonValue, path: str = "") -> Iterator[Difference]:
-    """Yield every leaf at which two JSON values differ, with its path, such as ``sources.0.orders.3``."""
+    """Yield every leaf in which two JSON values differ, with its path, such as ``sources.0.orders.3``."""
     if decided == now:
         return
     if isinstance(decided, dict) and isinstance(now, dict):
@@ -156,14 +155,14 @@ def differences(decided: JsonValue, now: JsonValue, path: str = "") -> Iterator[
 
 
 def shown(found: Sequence[Difference]) -> str:
-    """Return the first differences for a message, with the sum over numbered values such as a topic's partitions."""
+    """Return the first differences for a message, with sums over numbered values such as a topic's partitions."""
     rest = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     sums = (f"; {path}: {sum(apart):+} in all" for path, apart in _numbered(found).items() if len(apart) > 1)
     return "; ".join(map(str, found[:_SHOWN])) + rest + "".join(sums)
 
 
 def _numbered(found: Sequence[Difference]) -> dict[str, list[float]]:
-    """Return how far apart the two sides are at each number below a path."""
+    """Return path → the differences of the numbers at its numbered keys."""
     apart: dict[str, list[float]] = {}
     for each in found:
         path, _, key = each.path.rpartition(".")

@@ -1,4 +1,4 @@
-"""The commit log on its store: the effects of ``steps`` are performed here."""
+"""Performs the effects of ``steps`` on a commit log's store."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from twopc.log.store import LogStore, ReplicatedLogStore
 ResultT = TypeVar("ResultT")
 
 SETTLES_WITHIN_S = 120.0
-"""How long a store's listing may differ from what it reads and creates. NFS with its defaults lists a removed file for
-up to 60 s (``acdirmax``)."""
+"""How long a store's listing may contradict its reads and creates. By default, NFS lists a removed file for up to 60 s
+(``acdirmax``)."""
 
 
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
-    """Return the newest slot and its entry, or None if the log is empty. Raises Retriable if the store does not
-    answer, or lists a newest entry that it can't read; and CorruptLog if that entry is not one of this version, or
-    is damaged."""
+    """Return the newest slot and its entry, or None if the log is empty. Raises Retriable if the store does not answer,
+    or can't read the newest entry that it lists. Raises CorruptLog if that entry is damaged or of a later release."""
     return on_store(store, steps.read_tail())
 
 
 def on_store(store: LogStore, taken: Steps[ResultT]) -> ResultT:
-    """Take steps of the log alone, and return their result."""
+    """Take steps that only use the log, and return their result."""
     return perform(taken, lambda effect: perform_on(store, effect))
 
 
@@ -63,7 +62,7 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
 
 
 def _settled(store: LogStore, look: Callable[[], ResultT]) -> ResultT:
-    """Repeat ``look`` while it raises ``Changed``. Raises Retriable when it has for ``SETTLES_WITHIN_S``."""
+    """Repeat ``look`` while it raises ``Changed``. Raises Retriable after ``SETTLES_WITHIN_S``."""
     began_s, wait_s = time.monotonic(), 0.001
     while True:
         try:

@@ -1,13 +1,14 @@
-"""The entries of a commit log, as values, and what the next entry is. No I/O. ``entry_json`` writes them as JSON.
+"""The entries of a commit log, as values, and how each follows from the one before. No I/O. ``entry_json`` writes them
+as JSON.
 
 Each entry repeats the newest decided batch and the decisions not known to be committed, so recovery needs only the
 newest entry.
 
 ``open``     a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
 ``decide``   a batch is decided, with every committable of every sink.
-``amend``    a decided batch has other committables: its target system rolled some back, and they were written again.
+``amend``    a decided batch has new committables in place of those that a target system rolled back.
 ``abandon``  an operator gave up transactions of a decided batch, which no target system will ever show.
-``complete`` everything decided is committed. The next decision would record it, but none has come.
+``complete`` everything decided is committed; recorded between batches, if the next decision is late.
 ``close``    a clean stop; everything decided is committed.
 """
 
@@ -25,17 +26,17 @@ from twopc.transaction import Committable, JsonValue, by_name
 from twopc.transactional_ids import Round
 
 A_START_S = 60
-"""A start may call the coordinator many times in a second: the same failure counts again after so many."""
+"""Seconds after which a failure counts again in the same start, which may call the coordinator many times a second."""
 
 WAYS_KEPT = 8
-"""How many failures that alternate are told apart."""
+"""How many different failures are tracked, as they may alternate."""
 
 Kind = Literal["open", "decide", "amend", "abandon", "complete", "close"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision of one batch: the committables of every sink, by the sink's name."""
+    """The decision of one batch: the committables of every sink, by sink name."""
 
     round: Round
     committables: Mapping[str, tuple[Committable, ...]]
@@ -47,7 +48,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Abandonment:
-    """The transactions of a decided batch that an operator gave up, and by whom and when (``at``, in UTC)."""
+    """The transactions of a decided batch that an operator gave up, with the operator's name and the time in UTC."""
 
     given_up: Decision
     by: str
@@ -58,25 +59,25 @@ class Abandonment:
 class Repetition:
     """A failure that no decision has followed."""
 
-    # How often it counts: once per start, and in a start that goes on once per ``A_START_S``; if it is known to pass,
-    # once per ``A_START_S`` of all starts.
+    # How often it was counted: once per start, and again every ``A_START_S`` of a long start. A failure that is known
+    # to pass counts once per ``A_START_S``, over all starts.
     count: int
-    since: str  # when it came first, in UTC
-    batch_id: int | None  # the batch that failed; None if the start had not come to one
-    failure: str  # a hash of the error's class and words, which may hold values of records; or its kind, if it passes
-    # The coordinator that counted it last, empty if it passes; and ``at_s`` when, in seconds since the epoch.
+    since: str  # when it first came, in UTC
+    batch_id: int | None  # the batch that failed; None if the start failed before a batch
+    failure: str  # a hash of the error's class and words, as these may quote records; or its kind, if it passes
+    # The start that last counted it; empty if it is known to pass. ``at_s``: when, in seconds since the epoch.
     start: str = ""
     at_s: int = 0
-    starts: int = 0  # how often any failure that is not known to pass counts, once per start or ``A_START_S``
-    # The other failures that no decision has followed, the newest first. They may alternate.
+    starts: int = 0  # how often failures not known to pass were counted, once per start or ``A_START_S``
+    # Other failures that no decision has followed, newest first. Failures may alternate.
     others: tuple[Repetition, ...] = ()
 
 
 def repeated(
     before: Repetition | None, batch_id: int | None, failure: str, start: str, *, passes: bool = False
 ) -> Repetition:
-    """Return the repetition that a failure of the coordinator ``start`` makes of the one ``before`` it. ``passes``:
-    whether the failure is known to pass."""
+    """Return the repetition ``before`` with one more failure, in the start ``start``. ``passes``: whether the failure
+    is known to pass."""
     at_s = int(time.time())
     known = () if before is None else (before, *before.others)
     now = next((each for each in known if (each.batch_id, each.failure) == (batch_id, failure)), None)
@@ -107,15 +108,15 @@ class Entry:
         unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this shows
             through which batch everything is committed.
         written_at: in UTC, for operators. No decision depends on it.
-        abandoned: what operators have given up, oldest first. It is carried forward: entries are pruned, and what is
-            missing from a target system must stay on record.
-        prefixes: the prefix of each sink's transactional ids, by the sink's name.
-        reads: what batch ``decided`` read, as the caller of ``run`` gave it, or None if unknown. It is carried forward
-            until the next decision, since a batch may come again long after its commit.
-        newest: the newest decided batch that has transactions of a sink, by the sink's name. A sink compares it with
-            what its target system has. An older log does not know it of every sink.
-        repetition: the failure that has ended the starts before this entry, if any. The next decision clears it, and
-            the clean stop of a start that has passed it what came before a batch.
+        abandoned: what operators have given up, oldest first. Carried forward, because entries are pruned and the gaps
+            in a target system must stay on record.
+        prefixes: the prefix of each sink's transactional ids, by sink name.
+        reads: what batch ``decided`` read, as passed to ``run``, or None if unknown. Carried forward until the next
+            decision, because a batch may be repeated long after its commit.
+        newest: sink name → the newest decided batch with transactions of the sink, which the sink compares with its
+            target system. An older log may lack it for some sinks.
+        repetition: the failure that ended the starts before this entry, if any. The next decision clears it. The clean
+            stop of a start that got past the failure clears it if it came before a batch.
     """
 
     kind: Kind
@@ -141,11 +142,11 @@ class Entry:
 def opened(
     tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None, noted: Repetition | None = None
 ) -> Entry:
-    """Return the entry of a coordinator of query ``owner`` that starts after ``tail``. ``sinks`` has the prefix of each
-    of its sinks, and is None if it only maintains the log. ``noted`` is what the last start has noted of its failure.
+    """Return the entry with which a coordinator of query ``owner`` starts after ``tail``. ``sinks``: sink name →
+    prefix; None if the coordinator only maintains the log. ``noted``: the failure that the last start noted.
 
-    Raises LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or has
-    another prefix for one.
+    Raises LogMismatch: the log belongs to another owner, has a decided batch for a sink that is not among ``sinks``, or
+    has another prefix for a sink.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -170,9 +171,9 @@ def opened(
 
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
-    """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even one that
-    its target system never ends by itself. Raises LogMismatch: one of ``sinks``, given with their prefixes, has another
-    prefix in this log."""
+    """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even if its
+    target system never ends it. ``sinks``: sink name → prefix. Raises LogMismatch: a sink has another prefix in this
+    log."""
     for name, prefix in sinks.items():
         known = tail.prefixes.get(name, prefix)
         if known != prefix:
@@ -186,8 +187,8 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
 
 
 def decided(tail: Entry, decision: Decision, reads: JsonValue = None) -> Entry:
-    """Return the entry that decides a batch that read ``reads``. All older batches are committed: no round begins
-    before."""
+    """Return the entry that decides a batch that read ``reads``. All older batches are committed, because no round
+    begins before that."""
     written = {name: decision.batch_id for name, committables in decision.committables.items() if committables}
     newest = {**tail.newest, **written}
     changes = {"unresolved": (decision,), "reads": reads, "newest": newest, "repetition": None}
@@ -195,14 +196,14 @@ def decided(tail: Entry, decision: Decision, reads: JsonValue = None) -> Entry:
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
-    """Return the entry that replaces the unresolved decision of the same batch by ``decision``."""
+    """Return the entry that replaces the unresolved decision of the same batch with ``decision``."""
     unresolved = tuple(decision if d.batch_id == decision.batch_id else d for d in tail.unresolved)
     return _next(tail, "amend", unresolved=unresolved)
 
 
 def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
-    """Return the entry that takes transactions out of an unresolved decision, and records who gave them up. Raises
-    LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of the transactions."""
+    """Return the entry that removes transactions from an unresolved decision, and records who gave them up. Raises
+    LogMismatch: the decision of ``batch_id`` is not unresolved, or does not name one of the transactions."""
     unresolved = {decision.batch_id: decision for decision in tail.unresolved}
     if batch_id not in unresolved:
         raise LogMismatch(
@@ -231,13 +232,13 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
 
 
 def completed(tail: Entry) -> Entry:
-    """Return the entry of a query that rests: everything decided is committed."""
+    """Return the entry that records, between batches, that everything decided is committed."""
     return _next(tail, "complete", unresolved=())
 
 
 def closed(tail: Entry, start: str | None = None) -> Entry:
-    """Return the entry of a clean stop: everything decided is committed. What failed before a batch is over if a
-    ``start`` has passed it, unless it failed in this one itself. None: it has passed nothing but its recovery."""
+    """Return the entry of a clean stop: everything decided is committed. Failures before a batch are cleared if this
+    ``start`` got past them, except its own. ``start`` is None if it got no further than recovery."""
     if start is None:
         return _next(tail, "close", unresolved=())
     known = () if tail.repetition is None else (tail.repetition, *tail.repetition.others)

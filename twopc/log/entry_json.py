@@ -16,34 +16,35 @@ from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 
 FORMAT = 2
-"""The newest format that this release reads. An entry has the oldest format that can hold it: 2 if the transactions of
-a sink are factored (``factored``), else 1."""
+"""The newest format that this release reads. An entry is written in the oldest format that can hold it: 2 if a sink's
+transactions are factored (``factored``), else 1."""
 
 ENTRY_SUFFIX = ".json"
 
 LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes, with each transaction by itself: the decision of 70 000 files of as many tasks, or of twice as many files
-of a few. A longer one is not written, although it may be shorter when it is factored: what amends it may not be."""
+"""The longest decision, in bytes, with its transactions unfactored: 70 000 files of as many tasks, or twice as many
+files of a few tasks. A longer one is refused even if factoring shortens it, because its amendment may not be factored.
+"""
 
 MOST_TRANSACTIONS = 100_000
-"""In one decision, which then has about 300 bytes for each. A batch that is certain to have more is refused before its
-tasks begin, rather than after every time that they have written it."""
+"""The most transactions in one decision, which then has about 300 bytes for each. A batch that is certain to have more
+is refused before its tasks begin, rather than each time after they have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
-"""In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
-Entries that carry a decision forward are little longer than it."""
+"""The longest entry, in bytes. No coordinator writes a longer one, so it is not parsed, which would take many times its
+length in memory. Entries that carry a decision forward are little longer than the decision."""
 
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
-_SHORT = 120  # characters of what stands on one line
+_SHORT = 120  # the most characters of a value on one line
 
-_SHOWN = 500  # characters of what is wrong with an entry, which may quote it
+_SHOWN = 500  # the most characters of an error, which may quote the entry
 
-_LARGEST_COUNT = 2**63 - 1  # Spark counts its batches so
+_LARGEST_COUNT = 2**63 - 1  # Spark's batch ids are 64-bit
 
 
 def serialise(entry: Entry) -> bytes:
-    """Write an entry as JSON, with one line per transaction: readable in any pager, and still small. Raises
-    ConfigurationError: a decision is too long. Earlier decisions are always carried forward."""
+    """Write an entry as JSON, with one line per transaction, readable in any pager. Raises ConfigurationError: the
+    entry decides a batch, and the decision is too long. Decisions that are carried forward are never refused."""
     unresolved: list[Any] = [_decision_to_json(decision) for decision in entry.unresolved]
     given_up: list[Any] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
     parts = chain.from_iterable(decision["sinks"].values() for decision in (*unresolved, *given_up))
@@ -59,7 +60,7 @@ def serialise(entry: Entry) -> bytes:
         "unresolved": unresolved,
         "written_at": entry.written_at,
     }
-    added: dict[str, JsonValue] = {  # to the fields of the first logs
+    added: dict[str, JsonValue] = {  # fields that the first logs lack
         "abandoned": given_up or None,
         "prefixes": dict(entry.prefixes) or None,
         "reads": entry.reads,
@@ -79,14 +80,14 @@ def serialise(entry: Entry) -> bytes:
 
 
 def _saved(decision: Decision, as_json: Mapping[str, Any]) -> int:
-    """Return how many bytes more a decision may take when nothing of it is factored."""
+    """Return an upper bound on the bytes that factoring saves in a decision."""
     parts = (part for sink, part in decision.committables.items() if factored.is_factored(as_json["sinks"][sink]))
     return sum(len(json.dumps(each.to_json())) for each in chain.from_iterable(parts))
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:
-    """Lay JSON out in lines. A short value takes one line, and so does a transaction of any length: otherwise each
-    number in its list of partitions would have a line and an indentation."""
+    """Lay out JSON in lines. A short value takes one line, and so does a transaction of any length. Otherwise each
+    number in its list of partitions would take an indented line."""
     if depth == _LEVELS_OF_LINES or not isinstance(value, dict | list):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -109,7 +110,8 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
 
 
 def entry_name(slot: int) -> str:
-    """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
+    """Return the file name of an entry, such as ``00000000000000000042.json``. Names with twenty digits sort like
+    numbers."""
     return f"{slot:020d}{ENTRY_SUFFIX}"
 
 
@@ -146,8 +148,8 @@ def parse(data: bytes, where: str) -> Entry:
 
 
 def parse_id(data: bytes, where: str) -> str:
-    """Return the id of the entry in ``data``. Its transactions are not made, which take many times their length in
-    memory. Raises CorruptLog as ``parse`` does, unless the damage is elsewhere in the entry."""
+    """Return the id of the entry in ``data``, without creating its transactions, which take many times their length in
+    memory. Raises CorruptLog like ``parse``, unless the damage is elsewhere in the entry."""
     with _entry_at(where):
         return _text(_value(data, where)["entry_id"])
 
@@ -178,8 +180,8 @@ def _entry_at(where: str) -> Iterator[None]:
 
 
 def repetition(value: Mapping[str, Any]) -> Repetition:
-    """Return what ``asdict`` has made a dictionary of. Raises KeyError, TypeError or AttributeError for any other
-    value."""
+    """Return the repetition that ``asdict`` turned into ``value``. Raises KeyError, TypeError or AttributeError for any
+    other value."""
     batch_id = value["batch_id"]
     return Repetition(
         _count(value["count"]),

@@ -1,10 +1,11 @@
-"""The transactions of one sink in a decision, as JSON. What many of them share is written once. No I/O.
+"""One sink's transactions in a decision, as JSON, with common parts written once. No I/O.
 
-A batch of 10 000 tasks has as many transactions, which differ in a few numbers. So from ``FACTORED_FROM`` on they are a
-template and one row each, with the values that differ, in the template's order. A node of the template is one of::
+A batch of 10 000 tasks has as many transactions, which differ in a few numbers. ``FACTORED_FROM`` or more transactions
+become a template, and one row per transaction with the values that differ, in the template's order. A node of the
+template is one of::
 
     {"same": value}                     every transaction has this value
-    {"starts": text, "ends": text}      texts; the row has what is between
+    {"starts": text, "ends": text}      texts; the row has the part in between
     {"each": {key: node, ...}}          objects with these keys
     {"each": [node, ...]}               lists of this length
     {}                                  the row has the value
@@ -20,13 +21,13 @@ from typing import Any, TypeAlias
 from twopc.transaction import Committable, JsonValue
 
 FACTORED_FROM = 100
-"""Transactions of one sink. Fewer take little space, and each is easier to read by itself."""
+"""The least number of transactions that are factored. Fewer take little space, and are easier to read in full."""
 
 LONGEST_LIST = 4
-"""Lists of one length up to this are split. Longer ones mostly have other lengths in other transactions."""
+"""Lists of one length up to this get a node per item. Longer lists mostly differ in length between transactions."""
 
 MOST_EXPANDED = 256 * 1024 * 1024
-"""In bytes: the template, once per row. No coordinator writes more, and it would fill the memory."""
+"""The most bytes of the template times its rows. No coordinator writes more, which would fill the memory."""
 
 _EACH = "each"
 
@@ -35,7 +36,7 @@ _Column: TypeAlias = "list[Any]"
 
 
 def to_json(committables: Sequence[Committable]) -> Rows:
-    """Return the transactions one by one, or a template followed by rows."""
+    """Return the transactions in full, or a template followed by rows."""
     plain: Rows = [committable.to_json() for committable in committables]
     if len(plain) < FACTORED_FROM:
         return plain
@@ -47,20 +48,20 @@ def to_json(committables: Sequence[Committable]) -> Rows:
 
 
 def is_factored(value: object) -> bool:
-    """Whether ``value`` begins with a template."""
+    """Return whether ``value`` begins with a template."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and _EACH in value[0]
 
 
 def from_json(value: Rows) -> Iterator[Committable]:
-    """Read what ``to_json`` makes. Raises ValueError, KeyError, TypeError or AttributeError for any other value."""
+    """Parse a value of ``to_json``. Raises ValueError, KeyError, TypeError or AttributeError for any other value."""
     rows: Iterable[Any] = _plain(value) if is_factored(value) else value
     return map(Committable.from_json, rows)
 
 
 def _node(values: _Column, columns: list[_Column]) -> dict[str, JsonValue]:
-    """Return the node for the values that all transactions have at one place. Add the columns of the rows."""
+    """Return the template's node for the values of all transactions at one place, and append the rows' columns."""
     first, text = values[0], json.dumps(values[0])
-    if all(json.dumps(value) == text for value in values):  # 1 equals True, and is another value
+    if all(json.dumps(value) == text for value in values):  # compared as text, because 1 == True
         return {"same": first}
     if all(isinstance(value, str) for value in values):
         starts = _shared(values)
@@ -81,7 +82,7 @@ def _node(values: _Column, columns: list[_Column]) -> dict[str, JsonValue]:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """Return the longest start that all texts have."""
+    """Return the longest common prefix of the texts."""
     least, greatest = min(texts), max(texts)
     same = (one == other for one, other in zip(least, greatest, strict=False))
     return least[: sum(itertools.takewhile(bool, same))]
@@ -108,7 +109,7 @@ def _children(node: Any) -> Iterable[Any]:
 
 
 def _columns(node: Any) -> int:
-    """Return how many values a row has for a node. Raises ValueError for a node of another kind: it is damaged."""
+    """Return the number of a row's values for a node. Raises ValueError for an unknown kind of node: it is damaged."""
     keys = {*node} if isinstance(node, dict) else None
     if keys == {"same"}:
         return 0
@@ -122,7 +123,7 @@ def _columns(node: Any) -> int:
 
 
 def _value(node: Any, row: Iterator[Any]) -> Any:
-    """Return the value at a node, and take from ``row`` what is the row's own."""
+    """Return the value at a node, and consume the node's values from ``row``."""
     if _EACH in node:
         each = node[_EACH]
         if isinstance(each, dict):

@@ -1,4 +1,4 @@
-"""A commit log as an operator sees it: every kept entry, read and checked. Nothing is changed."""
+"""A commit log as operators see it: every kept entry, read and checked. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twopc.log.steps import where
 from twopc.log.store import LogStore, store_of
 
 ATTEMPTS = 5
-"""A running driver may append and prune between the listing and the reads. Then the log is read once more."""
+"""How often the log is read. A running driver may append and prune between the listing and the reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class History:
     """The kept entries, oldest first. The last one is the whole state of the log.
 
     Attributes:
-        entries: the decisions of all but the last lack their transactions: of wide batches, these would fill the
-            memory.
-        sizes: for each entry, how many transactions its unresolved decisions have, and how many records.
-        bytes: the size of all.
-        notice: what the coordinator has been waiting for.
-        repetition: what the query has failed at since the last decision.
+        entries: all but the last lack the transactions of their decisions, which would fill the memory if batches are
+            wide.
+        sizes: for each entry, the number of transactions and of records in its unresolved decisions.
+        bytes: the size of all entries.
+        notice: the call that the coordinator waits for.
+        repetition: the failure that the query has repeated since the last decision.
     """
 
     store: LogStore
@@ -45,7 +45,7 @@ class History:
 
     @property
     def is_clean(self) -> bool:
-        """Whether its last coordinator stopped cleanly."""
+        """Whether the last coordinator stopped cleanly."""
         return self.tail.kind == "close"
 
     @property
@@ -54,12 +54,12 @@ class History:
         return sorted({name for entry in self.entries for d in entry.unresolved for name in d.committables})
 
     def in_doubt_since(self, batch_id: int) -> str:
-        """Return when the oldest kept entry that has the batch unresolved was written, in UTC."""
+        """Return when the oldest kept entry with the batch unresolved was written, in UTC."""
         return next(e.written_at for e in self.entries if any(d.batch_id == batch_id for d in e.unresolved))
 
 
 class NoLog(ConfigurationError):
-    """The place has no entry: no query has begun a log there, or the place is not the log's."""
+    """The folder or store has no entry: no query has begun a log there, or it is not the log's."""
 
 
 def read_history(log: str | os.PathLike[str] | LogStore) -> History:
@@ -68,10 +68,10 @@ def read_history(log: str | os.PathLike[str] | LogStore) -> History:
 
 
 class FollowedLog:
-    """A log that is read again and again.
+    """A log that is read repeatedly.
 
-    Entries never change. So while the newest entry of the last reading is what it was, all entries before it are, too,
-    and only those after it are read.
+    Entries never change. While the newest entry of the last reading is unchanged, so are all before it, and only later
+    entries are read.
     """
 
     def __init__(self, log: str | os.PathLike[str] | LogStore) -> None:
@@ -82,7 +82,7 @@ class FollowedLog:
         """Return the log as it is now.
 
         Raises:
-            NoLog: the place has no log.
+            NoLog: there is no log.
             ConfigurationError: the log can't be read.
             CorruptLog: an entry is malformed, belongs to another log, or is missing.
         """
@@ -139,7 +139,7 @@ class FollowedLog:
             except FileNotFoundError:
                 if not kept:
                     raise
-                break  # pruned since it was listed, as all before it
+                break  # pruned since the listing, like all before it
         return dict(sorted(kept.items()))
 
     def _is_the_same_log(self, slots: list[int]) -> bool:
@@ -166,7 +166,7 @@ class _Kept:
         return replace(self, entry=replace(self.entry, unresolved=unresolved))
 
     def slim(self) -> _Kept:
-        """Return the entry without what takes most of its memory, for the next reading."""
+        """Return the entry without the parts that take most memory, for the next reading."""
         return replace(self, entry=replace(self.without_transactions().entry, abandoned=(), reads=None))
 
 

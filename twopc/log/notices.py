@@ -1,9 +1,9 @@
-"""The notice of a coordinator, in a file beside its log: the call that it waits for, for ``twopc status`` in another
-process; and the failure that has ended the last start, for the next one.
+"""A coordinator's notice, in a file beside its log. It has the call that the coordinator waits for, for ``twopc
+status`` in another process, and the failure that ended the last start, for the next start.
 
 No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
-so a process that is killed while it waits leaves none that lasts. It also names its driver by the log's id and the
-incarnation: an older driver that still waits leaves it alone.
+so the notice of a killed process expires. It also names its driver by log id and incarnation, so that an older driver
+that still waits does not replace it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Notice:
     """A call that a target system has not answered for a minute or more."""
 
-    entry_id: str  # the id of the log's newest entry at that time
+    entry_id: str  # the id of the log's newest entry when the notice was written
     what: str
     reason: str  # why the last attempt failed
     waited_s: float  # how long the call had been repeated
@@ -35,9 +35,9 @@ class Notice:
 
 
 class Notices:
-    """The notice of one coordinator. Its wait does not depend on it, so an error of the store is only logged.
+    """Writes the notice of one coordinator. Nothing depends on it, so errors of the store are only logged.
 
-    Threads post, and may outlive what they tell of: a notice that is on its way is withdrawn when it has arrived.
+    Threads post notices, and may outlive their calls: ``withdraw`` waits for a notice that is being written.
     """
 
     def __init__(self, store: LogStore) -> None:
@@ -46,8 +46,8 @@ class Notices:
         self._lock = threading.Lock()
 
     def post(self, tail: Entry, event: CallRetried, ended: threading.Event | None = None) -> None:
-        """Record beside the log which call has no answer, unless it has ``ended``. ``tail`` is the log's newest entry.
-        Does not wait for a notice that is on its way: commits would wait for the store with it."""
+        """Record beside the log which call has no answer, unless it has ``ended``. ``tail``: the log's newest entry.
+        Does nothing while another notice is being written, because commits would wait for the store, too."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
         if not self._lock.acquire(blocking=False):
@@ -60,24 +60,23 @@ class Notices:
             self._lock.release()
 
     def note(self, tail: Entry, repetition: Repetition) -> None:
-        """Leave the failure that ends this coordinator to the next start."""
+        """Record the failure that ends this coordinator, for the next start."""
         with self._lock:
             self._posted_at = None
             self._write(tail, {}, repetition)
 
     def withdraw(self) -> None:
-        """Record that no call waits any more."""
+        """Record that no call waits any longer."""
         with self._lock:
             if (tail := self._posted_at) is not None and self._write(tail, {}):
                 self._posted_at = None
 
     def _write(self, tail: Entry, notice: dict[str, Any], repetition: Repetition | None = None) -> bool:
-        """Replace the file, unless it is a newer driver's. What the last start has noted stays in it while a call
-        waits, and afterwards: where the file can't be read, only a newer note replaces it. Return False if the store
-        did not do it."""
+        """Replace the file, unless it belongs to a newer driver. Keep the noted failure in it, during and after a wait:
+        if the file can't be read, only a newer failure replaces it. Return False if the store failed."""
         try:
             found = _found(self._store)
-        except Exception as error:  # noqa: BLE001  # then the log shows whose it may be
+        except Exception as error:  # noqa: BLE001  # ``_is_overtaken`` then reads the log
             logger.debug("the notice beside the commit log at %s could not be read: %s", self._store.url, error)
             found = None
             if repetition is None:
@@ -90,20 +89,20 @@ class Notices:
             if notice:
                 notice |= {"entry_id": tail.entry_id, "log_id": tail.log_id, "incarnation": tail.incarnation}
             self._store.post(json.dumps(notice).encode() if notice else b"")
-        except Exception as error:  # noqa: BLE001  # the process's own log has the wait, too
+        except Exception as error:  # noqa: BLE001  # the wait is also logged by this process
             logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
             return False
         return True
 
     def _is_overtaken(self, tail: Entry) -> bool:
-        """Whether the log in this place is another driver's by now. It may also have been restored from a backup, and
-        the notice is of an incarnation that it has lost."""
+        """Return whether another driver has the log by now. If the log was restored from a backup, an existing notice
+        may name an incarnation that the log has lost."""
         newest = parse(self._store.read(self._store.slots()[-1]), self._store.url)
         return (newest.log_id, newest.incarnation) != (tail.log_id, tail.incarnation)
 
 
 def read(store: LogStore, tail: Entry) -> Notice | None:
-    """Return the valid notice, or None: there is none, it is damaged, or of another version. Raises what the store
+    """Return the valid notice, or None if there is none, or it is damaged or of another release. Raises what the store
     raises."""
     match _found(store):
         case {
@@ -118,7 +117,7 @@ def read(store: LogStore, tail: Entry) -> Notice | None:
 
 
 def noted(store: LogStore, tail: Entry) -> Repetition | None:
-    """Return the failure that is noted after ``tail``, or None. Raises nothing: no start depends on it."""
+    """Return the failure noted after ``tail``, or None. Raises nothing, because no start depends on it."""
     try:
         return _repetition(_found(store), tail)
     except Exception as error:  # noqa: BLE001  # the store is away
@@ -127,7 +126,7 @@ def noted(store: LogStore, tail: Entry) -> Repetition | None:
 
 
 def _found(store: LogStore) -> dict[str, Any]:
-    """Return the contents of the file; nothing if it is damaged. Raises what the store raises."""
+    """Return the contents of the file; empty if it is damaged. Raises what the store raises."""
     data = store.posted()
     try:
         value = json.loads(data)
@@ -139,12 +138,13 @@ def _found(store: LogStore) -> dict[str, Any]:
 def _repetition(found: dict[str, Any], tail: Entry) -> Repetition | None:
     try:
         return repetition(found["repetition"]) if found["entry_id"] == tail.entry_id else None
-    except (KeyError, TypeError, AttributeError):  # there is none, or it is damaged
+    except (KeyError, TypeError, AttributeError):  # missing or damaged
         return None
 
 
 def _may_be_of_another(found: dict[str, Any] | None, tail: Entry) -> bool:
-    """Whether a file may be of a newer driver than that of ``tail``, or of another log. None: it could not be read."""
+    """Return whether the file may belong to a newer driver than that of ``tail``, or to another log. ``found``: its
+    contents, or None if it could not be read."""
     match found:
         case None:
             return True

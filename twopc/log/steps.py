@@ -1,5 +1,5 @@
-"""The commit log, step by step: what an append, an opening and a look at the tail take. No I/O: the functions are
-generators that yield the effects of ``twopc.effects``.
+"""The steps of the commit log: append an entry, open the log, look at its tail. No I/O: the functions are generators
+that yield the effects of ``twopc.effects``.
 
 Entries (``entries``) are small JSON files. Each is created by put-if-absent in the slot after the tail. Any answer of
 the store may be lost, slots are pruned, and another process may write at any time.
@@ -32,15 +32,15 @@ ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
 
 STARTS_KEPT = 32
-"""How many times as many entries stay while a query restarts again and again and appends nothing else."""
+"""Factor by which more entries stay while a query restarts repeatedly and appends nothing else."""
 
 
 class Changed(Exception):
-    """Another process changed the log between two looks at it, or its store contradicts itself."""
+    """Another process changed the log between two reads, or the store contradicts itself."""
 
 
 def where(url: str, slot: int) -> str:
-    """Name an entry for an operator."""
+    """Return the location of an entry, for messages."""
     return f"{url.rstrip('/')}/{entry_name(slot)}"
 
 
@@ -54,8 +54,8 @@ def _newest() -> Steps[tuple[int, Entry] | None]:
     slots = yield Slots()
     if not slots:
         return None
-    # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie whose
-    # entry never counted. The tail is never pruned, so what is the newest before and after is the log's own.
+    # Between the listing and the read, the slot may have been pruned, and filled by a zombie whose entry never counted.
+    # The tail is never pruned, so an entry that is the newest before and after the read is genuine.
     entry = yield ReadSlot(slots[-1])
     if entry is not None and (yield Slots())[-1:] == slots[-1:]:
         return slots[-1], entry
@@ -63,7 +63,7 @@ def _newest() -> Steps[tuple[int, Entry] | None]:
 
 
 def _current_tail() -> Steps[tuple[int, Entry] | None]:
-    """Return what ``read_tail`` does, of a server that no other one had replaced when it was asked."""
+    """Read the tail, after a check that no other server has replaced the log's server."""
     yield RequireCurrent()
     return (yield from read_tail())
 
@@ -72,7 +72,7 @@ def read_decision(batch_id: int) -> Steps[Entry | None]:
     """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if it was pruned."""
     for slot in reversed((yield Slots())):
         entry = yield ReadSlot(slot)
-        if entry is None:  # pruned since, as all before it
+        if entry is None:  # pruned since the listing, like all before it
             continue
         if entry.decided is None or entry.decided < batch_id:
             break
@@ -93,16 +93,16 @@ def _opened(url: str, owner: str, sinks: Mapping[str, str] | None) -> Steps[LogV
         noted = None if tail is None else (yield Noted(tail))
         entry = yield from _appended(url, slot + 1, opened(tail, owner, sinks, noted), after=tail)
     except Fenced:
-        raise Changed from None  # another coordinator opened at the same moment; the newer of the two goes on
-    # A query that is refused and started again decides nothing, and its repair needs what was decided.
+        raise Changed from None  # another coordinator opened at the same moment; the newer one wins
+    # While a query is refused at each start it decides nothing, and its repair needs the older decisions.
     has_stopped_at_once = tail is not None and tail.kind == "open"
     yield from _prune(url, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))
     return LogView(url, slot + 1, entry)
 
 
 def resume_log(url: str, log_id: str, incarnation: int) -> Steps[LogView]:
-    """Continue an incarnation that another process opened in the log of that id. Raises Fenced if it is not the newest
-    one."""
+    """Continue an incarnation that another process opened in the log with that id. Raises Fenced if it is not the
+    newest."""
     newest = yield from _current_tail()
     if newest is None or (newest[1].log_id, newest[1].incarnation) != (log_id, incarnation):
         raise Fenced(
@@ -114,14 +114,14 @@ def resume_log(url: str, log_id: str, incarnation: int) -> Steps[LogView]:
 
 
 def append(log: LogView, entry: Entry) -> Steps[None]:
-    """Append an entry, which is the tail from then on.
+    """Append an entry, which becomes the tail.
 
-    Upholds: of two coordinators at most one decides a slot, and the older one learns that it is fenced.
+    Upholds: at most one of two coordinators decides a slot, and the older one learns that it is fenced.
 
     Raises:
         Fenced: a newer coordinator has the log; the entry is not in it and never will be.
-        ConfigurationError: it is too long, or the store refuses it. It is not in the log.
-        InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
+        ConfigurationError: the entry is too long, or the store refuses it. It is not in the log.
+        InDoubt: it is unknown whether the entry is in the log. Nothing may be committed *or aborted* because of it.
     """
     log.tail = yield from _appended(log.url, log.slot + 1, entry, after=log.tail)
     log.slot += 1
@@ -145,17 +145,17 @@ def verify(log: LogView) -> Steps[None]:
 
 
 def look(log: LogView, patience_s: float | None = None) -> Repeat:
-    """Make sure that no newer coordinator has taken over what this one will do, or failed to do."""
+    """Check that no newer coordinator has taken over the work that this one is about to do or has failed to do."""
     return Repeat("look at the log", lambda: verify(log), patience_s)
 
 
 def _appended(url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[Entry]:
-    """Return the entry as the log has it: a repeated put gives it another id."""
+    """Put an entry, and return it with the id that it has in the log: a repeated put changes the id."""
     entry = yield from _put(url, slot, entry)
-    # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
-    # is compared because another zombie may have filled the pruned slot before this one. An entry that is alone is the
-    # log: its first one, or the first after somebody removed the log under its driver. One that only records a rest or
-    # a stop is not: no query goes on there.
+    # Entries are pruned oldest first, so if the previous entry still exists, this slot was never written before. The
+    # previous entry's id is compared, because another zombie may have filled its slot after pruning. An entry that is
+    # alone is the log's first, or the first after somebody removed the log under its driver. A "complete" or "close"
+    # entry can't be the first, because no query goes on from it.
     may_be_first = entry.kind not in ("complete", "close")
     counts = after is not None and (yield from _at(url, slot - 1, after)) is not None
     if not (counts or (may_be_first and (yield from _is_alone(url, slot)))):
@@ -165,9 +165,9 @@ def _appended(url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[E
 
 
 def _withdraw(url: str, slot: int) -> Steps[bool]:
-    """Remove an entry that does not count if it is the newest: it would pass for the tail. Return whether it was. That
-    happens where the entry before it was removed, or the log was removed and another driver has begun it again. Raises
-    InDoubt: it may still be there, and the next start may take it for the tail."""
+    """Remove an entry that does not count if it is the newest, because it would pass for the tail. Return whether it
+    was the newest. It is if the previous entry was removed, or if the log was removed and another driver has begun it
+    again. Raises InDoubt: the entry may still exist, and the next start may take it for the tail."""
     try:
         newest = max((yield Slots()), default=-1)
         if newest == slot:
@@ -180,9 +180,9 @@ def _withdraw(url: str, slot: int) -> Steps[bool]:
 
 
 def _put(url: str, slot: int, entry: Entry) -> Steps[Entry]:
-    """Put the entry if the slot is free. A second put settles an unknown outcome: either the entry is written now, or
-    the slot is taken, and its entry shows by whom. The second entry has its own id: if the first lands when both slot
-    and entry are long pruned, it must not pass for the entry that counted."""
+    """Put the entry if the slot is free. A second put settles an unknown outcome: either it writes the entry, or the
+    slot is taken, and the entry there shows by whom. The second entry has its own id. Otherwise the first, if it landed
+    long after the slot was pruned, would pass for the entry that counted."""
     tried = [entry]
     try:
         try:
@@ -191,7 +191,7 @@ def _put(url: str, slot: int, entry: Entry) -> Steps[Entry]:
             tried.append(renamed(entry))
             try:
                 return (yield from _put_once(slot, tried[-1]))
-            except ConfigurationError as refused:  # it says nothing of the first
+            except ConfigurationError as refused:  # the first may still be written
                 raise _UnknownOutcome from refused
     except FileExistsError:
         if own := (yield from _at(url, slot, *tried)):  # the first may have been written after all
@@ -217,12 +217,12 @@ def _put_once(slot: int, entry: Entry) -> Steps[Entry]:
 
 
 _NOT_SHOWN = FileNotFoundError("the store confirmed an entry, and shows neither it nor a newer one")
-"""A gateway may answer 404 in the place of the store."""
+"""A gateway may answer 404 instead of the store."""
 
 
 def _require_taken(url: str, slot: int) -> Steps[None]:
-    """Make sure that an entry that is not this process's own is, or was, in a slot which the store calls taken. Raises
-    InDoubt: the store shows none."""
+    """Check that a slot that the store reports as taken has, or had, another process's entry. Raises InDoubt: the store
+    shows none."""
     try:
         is_taken = (yield Slots())[-1:] >= [slot] or (yield ReadId(slot)) is not None
     except Exception as error:
@@ -232,7 +232,7 @@ def _require_taken(url: str, slot: int) -> Steps[None]:
 
 
 def _at(url: str, slot: int, *entries: Entry) -> Steps[Entry | None]:
-    """Return the one of ``entries`` that the slot has, if any."""
+    """Return whichever of ``entries`` is in the slot, or None."""
     try:
         found = yield ReadId(slot)
     except CorruptLog:

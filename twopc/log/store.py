@@ -1,4 +1,4 @@
-"""Storage of a commit log's entries. Everything else rests on one of its few operations: put-if-absent."""
+"""Stores for a commit log's entries. The protocol rests on one of their operations: put-if-absent."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NOTICE = "notice.json"
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A place of numbered entries."""
+    """A store of numbered entries."""
 
     url: str
 
     def slots(self) -> list[int]:
-        """Return the numbers of the present entries, ascending; none where there is no log."""
+        """Return the numbers of the existing entries, ascending; none if there is no log."""
 
     def read(self, slot: int) -> bytes:
         """Return the whole entry. Raises FileNotFoundError."""
@@ -44,41 +44,41 @@ class LogStore(Protocol):
         """Create the entry, durable and whole or not at all.
 
         Raises:
-            FileExistsError: the entry exists. It may be this very one, if the store's client repeats a lost request.
+            FileExistsError: the slot has an entry. It may be this one, if the store's client repeats a lost request.
             ConfigurationError: the store can't keep a log; the entry was not written.
-            Exception: any other is an unknown outcome.
+            Exception: any other error; the outcome is unknown.
         """
 
     def delete(self, slot: int) -> None:
-        """Remove the entry, or do nothing where there is none."""
+        """Remove the entry, or do nothing if there is none."""
 
     def post(self, data: bytes) -> None:
-        """Replace the one notice beside the entries. It is for operators; the protocol does not use it."""
+        """Replace the single notice beside the entries. No decision depends on it."""
 
     def posted(self) -> bytes:
-        """Return the notice; empty where there is none."""
+        """Return the notice; empty if there is none."""
 
 
 @runtime_checkable
 class CheckedLogStore(Protocol):
-    """A log store that ``twopc doctor`` can check. Every store of twopc is one."""
+    """A log store that ``twopc doctor`` can check, as every store of twopc is."""
 
     def check(self) -> Iterator[CheckResult]:
-        """Check the place, with or without a log in it. Try what can be tried, and leave no trace.
+        """Check the store, with or without a log in it. Try what can be tried, and leave no trace.
 
         Raises:
             ConfigurationError: the store can't keep a log.
-            Exception: any other: the store does not answer.
+            Exception: any other error; the store does not answer.
         """
 
 
 @runtime_checkable
 class ReplicatedLogStore(Protocol):
-    """A log store whose server may answer reads although another one has replaced it."""
+    """A log store whose server may still answer reads after another one has replaced it."""
 
     def require_current(self) -> None:
-        """Make sure that the server may still change the log. Changes no entry. Raises Exception: it may not, or does
-        not answer."""
+        """Check that the server may still change the log. Changes no entry. Raises Exception: it may not, or does not
+        answer."""
 
 
 def _slot(name: str) -> int | None:
@@ -94,21 +94,21 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
     (``webhdfs://``), ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no
     request and writes nothing.
 
-    A log's store must create a file only where there is none, whole or not at all, and list it at once. Permission to
-    create, read, list and delete is needed. Options and credentials are given here, in the environment
-    (``FSSPEC_S3_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``), or in a file of ``~/.config/fsspec``, which the ``twopc``
+    A log's store must create a file only where there is none, whole or not at all, and list it at once. It needs
+    permission to create, read, list and delete. Pass options and credentials here, in the environment
+    (``FSSPEC_S3_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``), or in a file in ``~/.config/fsspec``, which the ``twopc``
     command reads, too::
 
         log = twopc.open_store("s3://bucket/twopc-log", endpoint_url="https://minio.internal:9000")
 
     Args:
-        url: the log's folder, as path or URL.
-        storage_options: options of the store's client, such as ``endpoint_url`` or credentials. They go nowhere else.
-            Options that are not given come from fsspec's configuration, or from the client's own.
+        url: the log's folder, as a path or URL.
+        storage_options: options of the store's client, such as ``endpoint_url`` or credentials. They are only passed to
+            the client. Other options come from fsspec's configuration, or from the client's own.
 
     Raises:
-        ConfigurationError: another kind of store, a client that is not installed, options that it does not take, a
-            password in the URL.
+        ConfigurationError: the store is of an unsupported kind, its client is not installed or does not take the
+            options, or the URL has a password.
     """
     protocol, path = parsed_place("the commit log", url)
     if protocol in KEEP_A_LOG:
@@ -201,7 +201,7 @@ class _FolderStore(ABC):
             return b""
 
     def try_put_if_absent(self) -> None:
-        """Try to create a file twice, which is not an entry of the log, and leave the folder as it was.
+        """Try to create a file that is not an entry, twice, and leave the folder as it was.
 
         Raises:
             ConfigurationError: the store can't keep a log, or this process may not write there.
@@ -230,7 +230,7 @@ class LocalStore(_FolderStore):
 
     @property
     def mount(self) -> Mount | None:
-        """The filesystem that the folder is on, or None where that is not known."""
+        """The filesystem that the folder is on, or None if unknown."""
         return mount_of(self._folder.path)
 
     def try_put_if_absent(self) -> None:
@@ -259,7 +259,7 @@ class LocalStore(_FolderStore):
 
     @contextlib.contextmanager
     def _permitted(self, done: str) -> Iterator[None]:
-        """Raises ConfigurationError where the disk refuses permanently."""
+        """Raise ConfigurationError if the disk refuses permanently."""
         try:
             yield
         except Unusable as error:
@@ -270,16 +270,16 @@ class LocalStore(_FolderStore):
 
 
 class ObjectStore(_FolderStore):
-    """A folder at an object store, on HDFS, or in this process's memory."""
+    """A folder in an object store, on HDFS, or in this process's memory."""
 
     _folder: ObjectFolder | RenamingFolder
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
-        # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
+        # A separate client without cached listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         if url.startswith("s3"):
-            options.setdefault("max_concurrency", 1)  # otherwise it asks for the length before each read
+            options.setdefault("max_concurrency", 1)  # otherwise it requests the length before each read
         try:
             self._folder = folder_at_store(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
@@ -292,12 +292,12 @@ class ObjectStore(_FolderStore):
             raise Retriable(f"the client for {url!r} can't be made at this moment ({error})") from error
 
     def require_current(self) -> None:
-        with self._reading(), contextlib.suppress(FileNotFoundError):  # without a folder, there is nothing old to list
+        with self._reading(), contextlib.suppress(FileNotFoundError):  # without a folder, no listing can be stale
             self._folder.sync("")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raises ConfigurationError where the store can't put-if-absent."""
+        """Raise ConfigurationError if the store can't put-if-absent."""
         try:
             yield
         except Unusable as error:
@@ -311,10 +311,10 @@ class ObjectStore(_FolderStore):
         """Map the errors of a request that may be repeated.
 
         Raises:
-            FileNotFoundError: as it is.
+            FileNotFoundError: unchanged.
             Retriable: the store is busy, or did not answer.
             ConfigurationError: this process may not read, or has no credentials.
-            OperatorRequired: any other answer. It is not known to pass.
+            OperatorRequired: any other answer, which is not known to pass.
         """
         try:
             yield
@@ -354,9 +354,9 @@ KEEP_LISTINGS_FRESH = (
 
 
 def warn_of_late_listings(store: LogStore) -> None:
-    """Warn where a fenced driver may not learn of it in time: once per store, in the log of this process.
+    """Warn, once per store, if a fenced driver may not learn of it in time.
 
-    Such a store is not refused. It is safe as long as no two machines have drivers at the same time.
+    Such a store is not refused. It is safe as long as drivers do not run on two machines at the same time.
     """
     if isinstance(store, LocalStore) and store.mount is not None and store.mount.may_be_late:
         _warn_once(f"the commit log at {store.url} is on {store.mount}: {LATE_LISTINGS}; {KEEP_LISTINGS_FRESH}")

@@ -1,12 +1,12 @@
-"""Azure Blob Storage by adlfs, with errors that a commit can rest on.
+"""Azure Blob Storage through adlfs, with errors that are reliable enough for a commit.
 
-adlfs passes on most errors of Azure's client, none of which is an OSError, and takes any 404 for an absent file, even
-one of a proxy. Here each error is an OSError, as ``errors`` lists them. No answer is ``ECONNABORTED``: ``ETIMEDOUT``
-would make a TimeoutError, which fsspec replaces by one of its own.
+adlfs passes on most errors of Azure's client, none of which is an OSError, and treats any 404 as an absent file, even
+one from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
+``ETIMEDOUT`` would make a TimeoutError, which fsspec replaces with its own.
 
-adlfs's private names are all in this module. Read in 2026.8.0; the bound of the extra ``azure`` admits no release from
-2028 on. Without ``_timeout_kwargs`` or ``_details`` the first request fails, and without ``_config`` of Azure's client
-the first upload.
+All uses of adlfs's private names are in this module. They were checked in 2026.8.0; the extra ``azure`` excludes
+releases from 2028 on. Without ``_timeout_kwargs`` or ``_details`` the first request would fail, and without ``_config``
+of Azure's client the first upload.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
     """adlfs's client, with its options and without its cache of listings. Every method that this package uses raises
     only OSErrors.
 
-    A folder is everything below its name and a slash. adlfs lists all names that begin with the folder's, and hides
-    a folder beside a blob of the same name.
+    A folder is everything below its name and a slash. adlfs itself lists all names that begin with the folder's name,
+    and hides a folder beside a blob of the same name.
     """
 
     _has_had_an_answer = False
@@ -51,9 +51,9 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **keywords: Any) -> None:
         with self._translating():
             blob = self._blob(path)
-            # By one request. Azure's client would send 64 MiB or more in blocks, of which those of two writers replace
-            # each other.
-            config = blob._config  # noqa: SLF001  # adlfs does not pass the client's option on
+            # In one request. Azure's client would send 64 MiB or more in blocks, and two writers would replace each
+            # other's blocks.
+            config = blob._config  # noqa: SLF001  # adlfs does not pass on the client's option
             config.max_single_put_size = max(config.max_single_put_size, len(value))
             await blob.upload_blob(value, overwrite=mode != "create", **self._timeout_kwargs, **keywords)
 
@@ -102,7 +102,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         return files if detail else [*files]
 
     async def _names_from(self, path: str, first: str, limit: int) -> list[str]:
-        """Return up to ``limit`` names below a folder, in order, from the name ``first`` on."""
+        """Return up to ``limit`` names below a folder, in order, starting at ``first``."""
         before = f"{path.partition('/')[2]}/".lstrip("/")
         names: list[str] = []
         async for found in self._below(path, "list_blobs", start_from=before + first, results_per_page=limit):
@@ -117,18 +117,18 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         return _File(self, path, mode, block_size or self.blocksize, **keywords)
 
     async def _below(self, path: str, method: str, prefix: str = "", **keywords: Any) -> AsyncIterator[Any]:
-        """Yield what Azure's client lists below a folder: what begins with ``prefix`` there."""
+        """Yield what Azure's client lists below a folder under names that begin with ``prefix``."""
         container, _, folder = path.rstrip("/").partition("/")
         own = f"{folder}/".lstrip("/")
         client = self.service_client.get_container_client(container)
         with self._translating():
             begins = {"name_starts_with": own + prefix, **self._timeout_kwargs}
             async for found in getattr(client, method)(**begins, **keywords):
-                if found.name != own:  # some programs make a blob for the folder itself
+                if found.name != own:  # some programs create a blob for the folder itself
                     yield found
 
     async def _describe(self, found: Any) -> dict[str, Any]:
-        """Return a description as fsspec has it."""
+        """Return a description in fsspec's form."""
         [shown] = await self._details([found])
         return dict(shown)
 
@@ -151,7 +151,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
 
 
 class _File(AzureBlobFile):  # type: ignore[misc]
-    """A blob that is read or written piece by piece."""
+    """A blob that is read or written in parts."""
 
     def _fetch_range(self, *arguments: Any, **keywords: Any) -> Any:
         with self.fs._translating():  # noqa: SLF001  # the other half of one module
@@ -169,15 +169,15 @@ class _File(AzureBlobFile):  # type: ignore[misc]
 def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
     """Translate an error of Azure's client, or of a library below it. ``has_had_an_answer``: whether the store has
     answered this client before, so that its credentials were right."""
-    if isinstance(error.__cause__, AzureError):  # adlfs wraps what happens in an upload
+    if isinstance(error.__cause__, AzureError):  # adlfs wraps errors of an upload
         error = error.__cause__
     code = _code(error)
-    text = str(error).partition("\n")[0].strip()  # the lines below it repeat the reply
+    text = str(error).partition("\n")[0].strip()  # the other lines repeat the reply
     return OSError(_meaning(error, code, has_had_an_answer), f"{code or type(error).__name__}: {text}")
 
 
 def _code(error: Any) -> str | None:
-    """Return the error code of the reply. A reply to HEAD has it in its headers alone."""
+    """Return the error code of the reply, from its headers, as a reply to HEAD has no body."""
     response = getattr(error, "response", None)
     code: str | None = None if response is None else response.headers.get("x-ms-error-code")
     return code
@@ -191,15 +191,15 @@ def _meaning(error: Exception, code: str | None, has_had_an_answer: bool) -> int
         return _without_a_reply(error, has_had_an_answer)
     number = of_status(status)
     if isinstance(error, ClientAuthenticationError) and number not in (errno.EBUSY, errno.ENOSYS):
-        return errno.EACCES  # Microsoft Entra ID sends 400, too
-    return errno.EBUSY if number == errno.ENOENT and not code else number  # without a code, it is of a proxy
+        return errno.EACCES  # Microsoft Entra ID also sends 400
+    return errno.EBUSY if number == errno.ENOENT and not code else number  # without a code, it is a proxy's
 
 
 def _without_a_reply(error: Exception, has_had_an_answer: bool) -> int:
-    """Return the number of an error of a request that was not sent, or got no reply.
+    """Return the errno for a request that was not sent or got no reply.
 
-    azure-identity reports credentials that don't exist and a source that is out, such as a virtual machine's metadata
-    service, by the same errors.
+    azure-identity raises the same errors for missing credentials and for an outage of their source, such as a virtual
+    machine's metadata service.
     """
     if is_untrusted(error):
         return errno.EACCES

@@ -1,4 +1,4 @@
-"""A folder on a disk, and what makes the names in it survive a power cut."""
+"""Folders and files on a disk whose names survive a power cut."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from twopc.stores.errors import NotSynced, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
 
 A_READ = 1024 * 1024
-"""How many bytes one read asks for, where the caller limits the size of a file."""
+"""How many bytes each read requests if the caller limits the size of a file."""
 
 _TRIALS = 3
-"""How often a trial is attempted. Another process's trial may just have removed the folder that it made."""
+"""How often a trial is attempted. Another process's trial may just have removed the folder that both use."""
 
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
@@ -29,15 +29,15 @@ _REFUSED = (
 """Permanent refusals of a file system."""
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""Errors of link(2) that mean that there are no hard links: from a disk, from a kernel, from a filesystem in user space
-such as a mounted bucket, and where a file may have only one name."""
+"""Errors of link(2) if there are no hard links: from a disk, from a kernel, from a filesystem in user space such as a
+mounted bucket, and from a filesystem that allows only one name per file."""
 
 
 class LocalFolder(Folder):
     """A folder on a disk.
 
-    Every method may raise ``Unusable``: this process lacks a right, the disk has no hard links, or its folders can't be
-    synced. Any other OSError of a writing method is an unknown outcome.
+    Every method may raise ``Unusable``: this process lacks a permission, the disk has no hard links, or its folders
+    can't be synced. After any other OSError of a writing method, the outcome is unknown.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class LocalFolder(Folder):
         with _permanent_refusals(), (self.path / name).open("rb") as file:
             if most < 0:
                 return file.read()
-            # Python takes the memory of all that is asked for. The file's size may be an old one, as on NFS.
+            # Python allocates as much memory as a read requests. The file's reported size may be stale, as on NFS.
             pieces = (file.read(min(A_READ, most - at)) for at in range(0, most, A_READ))
             return b"".join(itertools.takewhile(bool, pieces))
 
@@ -70,7 +70,7 @@ class LocalFolder(Folder):
                 with _permanent_refusals():
                     put_in_place(aside, self.path / name)
             finally:
-                self.sync(name)  # also what another writer put there and could not sync
+                self.sync(name)  # also if another writer put it there and could not sync it
 
     def replace(self, name: str, data: bytes) -> None:
         with self._written_aside(data) as aside:
@@ -83,7 +83,7 @@ class LocalFolder(Folder):
         """Make ``name`` survive a power cut, whoever created it.
 
         A kernel reports a failed write-back once, and the next sync succeeds although the name never reached the disk.
-        So a name that could not be synced once raises ``NotSynced`` for as long as this object lives.
+        So after one failed sync of a name, this object raises ``NotSynced`` for it forever.
         """
         if name in self._not_synced:
             raise NotSynced(errno.EIO, "an entry's name was not synced", str(self.path))
@@ -132,8 +132,8 @@ class LocalFolder(Folder):
 
 
 class SyncedFile(io.BufferedWriter):
-    """A new file, in a folder that is made where it is missing. ``close`` makes the file and its name survive a power
-    cut, or raises NotSynced if the file was closed without that before."""
+    """A new file, in a folder that is created if missing. ``close`` makes the file and its name survive a power cut, or
+    raises NotSynced if the file was already closed without a sync."""
 
     def __init__(self, path: Path, mode: str = "xb") -> None:
         self._path, self._is_synced = path, False
@@ -157,7 +157,7 @@ class SyncedFile(io.BufferedWriter):
         self.raw.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(ValueError, AttributeError):  # it could not be opened, so there is no ``raw``
+        with contextlib.suppress(ValueError, AttributeError):  # without ``raw`` if it could not be opened
             self.discard()
 
 
@@ -170,11 +170,11 @@ def discard(stream: IO[bytes]) -> None:
 
 
 def put_in_place(aside: Path, path: Path) -> None:
-    """Give a whole and synced file its name by a hard link, if the name is free.
+    """Give a complete, synced file its name by a hard link, if the name is free.
 
-    Where there are no hard links, creating the name first and filling it afterwards (``O_EXCL``) is no way out: a crash
-    leaves a part of the file, and nobody could tell whether its writer is dead or slow. Nor is renameat2(2) with
-    ``RENAME_NOREPLACE``, whose promise SMB and some servers of FUSE do not keep.
+    Without hard links, creating the name first and filling it afterwards (``O_EXCL``) does not work: a crash leaves a
+    partial file, whose writer may be dead or slow. Neither does renameat2(2) with ``RENAME_NOREPLACE``, because SMB and
+    some FUSE servers may still replace the file.
 
     Raises:
         FileExistsError: the name is taken.
@@ -189,26 +189,26 @@ def put_in_place(aside: Path, path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and its missing parents, so that they survive a power cut.
+    """Create ``folder`` and its missing parents, so that they survive a power cut.
 
     Raises:
-        NotADirectoryError: a file has the name, or a link to what is not there, such as a disk that is not mounted.
+        NotADirectoryError: the name is a file, or a dangling link, for example to a disk that is not mounted.
         OSError: any other reason.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
         try:
             folder.mkdir(exist_ok=True)
-        except FileExistsError as error:  # of put-if-absent it would mean that the file in the folder exists
+        except FileExistsError as error:  # callers of put-if-absent would take it for an existing file
             reason = "a file, or a link to a folder that is not there"
             raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
-        _sync_name.cache_clear()  # it may remember a folder of this name that is gone
+        _sync_name.cache_clear()  # it may remember a removed folder of this name
     _sync_name(folder)
 
 
 @contextlib.contextmanager
 def folder_for_a_trial(folder: Path) -> Iterator[None]:
-    """Make ``folder`` for the block. Afterwards, folders that were missing before are removed if they are empty."""
+    """Create ``folder`` for the block. Afterwards, folders that were missing before are removed if empty."""
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     make_folder(folder)
     try:
@@ -220,7 +220,7 @@ def folder_for_a_trial(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names that were created, linked or renamed in ``folder`` survive a power cut."""
+    """Make names that were created, linked or renamed in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -230,21 +230,21 @@ def sync_folder(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _sync_name(folder: Path) -> None:
-    """Make the names of a folder and its parents survive a power cut. Once per process, and also for existing folders:
-    their maker may have died before its sync. Above a mount, nothing is on this disk."""
+    """Make the names of a folder and its parents survive a power cut, once per process. Existing folders are included,
+    because their creator may have died before its sync. Folders above a mount are on another disk."""
     if folder.is_mount():
         return
     try:
         sync_folder(folder.parent)
     except PermissionError:
-        if os.access(folder.parent, os.W_OK):  # else no process like this one has made a folder there
+        if os.access(folder.parent, os.W_OK):  # else this user's processes have created no folder there
             raise
     _sync_name(folder.parent)
 
 
 @contextlib.contextmanager
 def _permanent_refusals() -> Iterator[None]:
-    """Wrap a step that has no effect where it is refused. Raises ``Unusable`` for a permanent refusal."""
+    """Wrap a step that has no effect if it is refused. Raises ``Unusable`` for a permanent refusal."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Errors of stores: a refusal until somebody changes something, or busy for now.
+"""Errors of stores: which are permanent refusals, and which may pass.
 
 The clients of all stores raise OSErrors with these numbers:
 
@@ -13,7 +13,7 @@ The clients of all stores raise OSErrors with these numbers:
 | ``ENOSYS`` | the server does not have this request |
 | ``EIO`` | anything else |
 
-An errno that is in none of the sets below is not known to pass: its request is not repeated as if it were.
+An errno in none of the sets below is not known to pass, so its request is not repeated.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import re
 
 
 class Unusable(OSError):
-    """A folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
+    """The folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
 
 
 class NotSynced(OSError):
-    """A name may not survive a power cut, though the folder can be synced again by now."""
+    """A name may not survive a power cut, even if the folder can be synced again by now."""
 
 
 def _numbers(*names: str) -> frozenset[int]:
@@ -42,27 +42,27 @@ TEMPORARY = _numbers(
 """The store or its network was busy, or did not answer."""
 
 DISK_AWAY = _numbers("ENOENT", "EIO", "ENXIO", "ENODEV", "EREMOTEIO", "ENOSPC", "EDQUOT")
-"""A disk is full, fails, or is not mounted for now, where a folder was a moment ago."""
+"""A disk is full, failing or unmounted, where a folder existed a moment ago."""
 
 REFUSING = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)
 )
-"""Every repeat fails in the same way until an operator changes something."""
+"""Retries fail in the same way until an operator changes something."""
 
 _BY_STATUS = {
     **dict.fromkeys((401, 403), errno.EACCES),
     404: errno.ENOENT,
     **dict.fromkeys((408, 429), errno.EBUSY),
-    501: errno.ENOSYS,  # no repeat of the request will help
+    501: errno.ENOSYS,  # retries do not help
 }
 
 
 def of_status(status: int) -> int:
-    """Return the errno of an HTTP answer that is not a success: the table above, ``EBUSY`` for any other status of 500
-    and above, and else ``EIO``.
+    """Return the errno of an HTTP error status: as in the table above, ``EBUSY`` for any other status of 500 and above,
+    else ``EIO``.
 
-    A store's own error codes and words come first. A failed condition (412) means what the client asked for, so it is
-    not in the table. No answer has no status: it is ``ETIMEDOUT``.
+    Check a store's own error codes and words first. A failed condition (412) depends on the client's request, so it is
+    not in the table. A request without an answer has no status; its errno is ``ETIMEDOUT``.
     """
     return _BY_STATUS.get(status, errno.EBUSY if status >= 500 else errno.EIO)
 
@@ -73,6 +73,6 @@ _UNTRUSTED = re.compile(
 
 
 def is_untrusted(error: BaseException) -> bool:
-    """Whether the client does not trust the server's certificate, which no repeat changes. Each client has an error of
-    its own for that, most of them one for lost connections. Its text has the words of OpenSSL, rustls or curl."""
+    """Return whether the client does not trust the server's certificate, which retries do not change. Most clients
+    report it as a lost connection, so it is recognized by the words of OpenSSL, rustls or curl."""
     return _UNTRUSTED.search(str(error)) is not None

@@ -1,13 +1,13 @@
-"""Files that survive a power cut, and put-if-absent: create a file whole, and only where there is none.
+"""Files that survive a power cut, and put-if-absent: create a file whole, and only if its name is free.
 
-Public, for sinks and log stores. The commit log rests on put-if-absent: of two writers of one name, one wins, and the
+Public, for sinks and log stores. The commit log rests on put-if-absent: one of two writers of a name wins, and the
 other gets FileExistsError.
 
-| place | how a file is created |
+| folder | how a file is created |
 | --- | --- |
-| ``disk.LocalFolder`` | written aside, synced, and linked into place, which fails where the name exists |
-| ``remote.ObjectFolder`` | a conditional put; the store is tried first, as some servers ignore the condition |
-| ``remote.RenamingFolder`` | written aside, closed, and renamed: HDFS refuses to rename to a name that exists |
+| ``disk.LocalFolder`` | written aside, synced, and linked into place, which fails if the name exists |
+| ``remote.ObjectFolder`` | a conditional put, after a trial, because some servers ignore the condition |
+| ``remote.RenamingFolder`` | written aside, closed, and renamed: HDFS refuses to rename to an existing name |
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from collections.abc import Callable
 ASIDE = ".aside"
 PROBE = ".probe"
 ASIDE_LIVES_S = 3600
-"""The time that a writer may take from its first byte to its link. After that, the file that it wrote aside counts as
-left behind."""
+"""How long a writer may take from its first byte to the link. After that, the file that it wrote aside counts as left
+over."""
 
-_TRIAL_BYTES = bytes(range(256)) * 4  # the contents that a trial writes and reads back, as long as an entry
+_TRIAL_BYTES = bytes(range(256)) * 4  # the contents of a trial, as long as an entry
 
 
 class Folder(ABC):
-    """A folder of files that are created whole and durable, and only where there are none."""
+    """A folder of files that are created whole and durable, and only if their names are free."""
 
     def __init__(self) -> None:
         self._leftovers: list[str] = []
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names in the folder, as the store lists them now; none where there is no folder."""
+        """Return the names in the folder, as the store lists them now; none if there is no folder."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -42,23 +42,23 @@ class Folder(ABC):
 
     @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> None:
-        """Create the file, durable and whole or not at all. Make the folder where it is missing.
+        """Create the file, durable and whole or not at all. Create the folder if it is missing.
 
-        Files that killed writers have left are removed, if ``names`` has seen them and they are older than an hour.
+        Removes leftovers of killed writers that ``names`` has seen, if they are older than an hour.
 
         Raises:
-            FileExistsError: the name exists, durably. It may be this very file, where a client repeats a lost request.
+            FileExistsError: the name exists, durably. It may be this file, if a client repeats a lost request.
             Unusable: the file was not created.
-            Exception: any other is an unknown outcome.
+            Exception: any other error; the outcome is unknown.
         """
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
-        """Create or replace the file, whole. On a disk, a power cut may bring the old one back."""
+        """Create or replace the whole file. On a disk, a power cut may bring back the old one."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove the file, or do nothing where there is none."""
+        """Remove the file, or do nothing if there is none."""
 
     @abstractmethod
     def sync(self, name: str) -> None:
@@ -66,11 +66,11 @@ class Folder(ABC):
 
     @abstractmethod
     def try_put_if_absent(self) -> None:
-        """Make sure that a file is kept, returned and listed as it was written, and can't be created a second time.
-        What the trial made is removed.
+        """Check that a file is kept, returned and listed as it was written, and can't be created again. The trial's
+        files are removed.
 
         Raises:
-            Unusable: no log can be kept here, or this process may not write here.
+            Unusable: the folder can't keep a log, or this process may not write there.
             Exception: the store does not answer.
         """
 
@@ -79,22 +79,23 @@ class Folder(ABC):
         """Return when a file was written, by the store's own clock."""
 
     def _see(self, names: list[str]) -> list[str]:
-        """Note which of the listed names a killed writer may have left."""
+        """Record which of the listed names a killed writer may have left."""
         self._leftovers = [name for name in names if name.endswith((ASIDE, PROBE))]
         return names
 
     def _remove_leftovers(self, mine: str) -> None:
-        """Remove what killed writers left. Judge age by the store's clock alone, so that no two machines' clocks are
-        compared. A writer that only slept can't give its file a name any more: an unknown outcome, so it repeats."""
+        """Remove leftovers of killed writers. Their age is measured by the store's clock alone, so that clocks of
+        different machines are never compared. A writer that only slept can no longer name its file. Its outcome is
+        unknown, so it tries again."""
         leftovers, self._leftovers = self._leftovers, []
         for name in leftovers:
-            with contextlib.suppress(Exception):  # costs room, nothing else
+            with contextlib.suppress(Exception):  # leftovers only cost space
                 if self._written_s(mine) - self._written_s(name) > ASIDE_LIVES_S:
                     self.remove(name)
 
     def _fault_of_a_trial(self, create: Callable[[str, bytes], None], name: str) -> str | None:
-        """Create a file twice, read it back and look for it in the listing, as a log does with its entries. Return why
-        no log can be kept here, or None."""
+        """Create a file twice, read it back and find it in the listing, as a log does with its entries. Return why the
+        folder can't keep a log, or None."""
         is_created = False
         try:
             for _ in range(2):
@@ -104,8 +105,8 @@ class Folder(ABC):
             try:
                 kept = self.read(name)
             except FileNotFoundError:
-                # A first create is also refused where its reply was lost and the client repeated it, but then it is
-                # there.
+                # A first create is also refused if its reply was lost and the client repeated it, but then the file
+                # exists.
                 return "it loses a file" if is_created else "it refuses to create a file even where there is none"
             if kept != _TRIAL_BYTES:
                 return (

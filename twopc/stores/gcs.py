@@ -1,9 +1,8 @@
-"""Google Cloud Storage by gcsfs, with errors that a commit can rest on.
+"""Google Cloud Storage through gcsfs, with errors that are reliable enough for a commit.
 
-gcsfs raises errors of a dozen kinds: a refused right is an OSError without a number, a busy server is an ``HttpError``
-or an error of another library. Here each is an OSError, as ``errors`` lists them; a bucket that is not there is
-``ENOENT``, too. Before ``EBUSY`` and ``ETIMEDOUT``, gcsfs has sent the request six times, with half a minute of waits
-between them.
+gcsfs raises a dozen kinds of errors: a refused permission is an OSError without an errno, a busy server is an
+``HttpError`` or an error of another library. Here each error is an OSError, as listed in ``errors``, but a missing
+bucket is ``ENOENT``. Before ``EBUSY`` and ``ETIMEDOUT``, gcsfs has sent the request six times over half a minute.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from twopc.stores.errors import is_untrusted, of_status
 
 TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
-"""The time to wait for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
+"""How long to wait for a connection, and for the next bytes of an answer. By default, gcsfs waits forever."""
 
-_SESSION = re.compile(r"upload_id=[^&\s]+")  # In the URL of a resumable upload: whoever knows it can write the object.
+_SESSION = re.compile(r"upload_id=[^&\s]+")  # in the URL of a resumable upload: a secret that allows writing the object
 
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
@@ -36,19 +35,19 @@ _BY_KIND = (
     ((requests.RequestException, ClientError, TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
 )
 
-# The object or the bucket is being changed; the token of a rewrite or the session of an upload has ended.
+# The object or bucket is being changed; the token of a rewrite or the session of an upload has expired.
 _OF_GCS = {409: errno.EBUSY, 410: errno.EBUSY}
 
 
 class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
     """gcsfs's client, with its options, for buckets other than zonal ones. Every method may raise an OSError.
 
-    The base class is not the one that fsspec opens for ``gs://``. That one asks Google for the kind of each bucket by
+    The base class is not the one that fsspec opens for ``gs://``. That one queries each bucket's kind at Google by
     gRPC, whatever the endpoint. In a zonal bucket, it ignores ``mode="create"`` and shows an object before it is whole.
-    The base class sends requests of the JSON API and no others.
+    The base class only uses the JSON API.
 
-    Without the option ``token``, the client takes Application Default Credentials or none at all. gcsfs would send
-    anonymous requests for the rest of the process if the metadata server was not ready when the client was made.
+    Without the option ``token``, the client only accepts Application Default Credentials. gcsfs itself would send
+    anonymous requests for the rest of the process if the metadata server was not ready when the client was created.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -69,11 +68,11 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
 
 
 def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
-    """Return a client. Makes no request, except for credentials. Raises ValueError if it can't be made with these
-    options, without showing credentials; and OSError if the source of the credentials is busy or gave no answer."""
+    """Return a client. Makes no request, except for credentials. Raises ValueError, without credentials in its text, if
+    the options are wrong, and OSError if the source of the credentials is busy or did not answer."""
     try:
         return GcsClient(**storage_options)
-    except Exception as error:  # noqa: BLE001  # of any library that gcsfs uses
+    except Exception as error:  # noqa: BLE001  # from any library that gcsfs uses
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, requests.RequestException):  # the URL of the request has the token
             text = (
@@ -87,7 +86,7 @@ def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
 
 def translate(error: BaseException) -> OSError:
     """Translate an error of gcsfs, or of a library below it."""
-    if isinstance(error.__cause__, GoogleAuthError):  # Google's error has more about refused credentials
+    if isinstance(error.__cause__, GoogleAuthError):  # Google's error has more details on refused credentials
         error = error.__cause__
     text = _SESSION.sub("upload_id=...", f"{type(error).__name__}: {error}").replace("\n", " ")
     number = _meaning(error)
@@ -95,7 +94,7 @@ def translate(error: BaseException) -> OSError:
 
 
 class _NoAnswer(OSError):
-    """An error without an answer. It is no TimeoutError, of which fsspec keeps neither the text nor the errno."""
+    """A missing answer. Not a TimeoutError, because fsspec drops the text and errno of one."""
 
 
 def _meaning(error: BaseException) -> int:
@@ -108,20 +107,20 @@ def _meaning(error: BaseException) -> int:
     if isinstance(error, GoogleAuthError):
         may_pass = error.retryable or any(map(_is_of_network, _chain(error)))
         return errno.EBUSY if may_pass else errno.EACCES
-    if text.startswith("Forbidden"):  # gcsfs puts this one status into words
+    if text.startswith("Forbidden"):  # gcsfs reports this status in words
         return errno.EBUSY if "rate limit" in text.lower() else errno.EACCES
     return next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """Whether a source of credentials was not reached, or is busy. google-auth wraps such errors in RefreshError."""
+    """Return whether a source of credentials was unreachable or busy. google-auth wraps such errors in RefreshError."""
     if isinstance(error, requests.HTTPError):
         return error.response is not None and of_status(error.response.status_code) == errno.EBUSY
     return isinstance(error, TransportError | requests.ConnectionError | requests.Timeout)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an error and its causes."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

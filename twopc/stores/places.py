@@ -1,4 +1,4 @@
-"""Folders that users name: of commit logs, replay copies, checkpoints and sinks' output."""
+"""Folders that users configure: for commit logs, replay copies, checkpoints and sinks' output."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _OF_CONTAINERS = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"\.(dfs|blob)\.")
 
 SIGNED = re.compile(r"[?&]sig=")
-"""In a URL with a shared access signature."""
+"""Matches a URL with a shared access signature."""
 
 _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs", "abfss": "abfs", "az": "abfs"}
-"""Other spellings of one protocol."""
+"""Alternative spelling of a protocol → its canonical spelling."""
 
 
 def parsed_place(what: str, place: object) -> tuple[str | None, str]:
-    """Return the protocol of a URL, or None for a path, and the path in it. ``place`` is the user's value, as text or
-    as an ``os.PathLike``; ``what`` names the folder in an error.
+    """Return the protocol of a URL, or None for a path, and the path in it. ``place``: the user's value, as text or an
+    ``os.PathLike``. ``what``: the folder's name in errors.
 
-    Raises ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password or a
-    shared access signature, which the message does not repeat; a ``file://`` URL names a host; or the URL of an object
-    store names no bucket or container.
+    Raises ConfigurationError if the value is neither text nor a path, if the URL is empty, if it contains a password or
+    a shared access signature (which the message does not repeat), if a ``file://`` URL names a host, or if an object
+    store's URL names no bucket or container.
     """
     url = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(url, str):
@@ -73,13 +73,13 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
 
 
 def canonical(protocol: str | None, path: str) -> str:
-    """Return the URL of what ``parsed_place`` returned."""
+    """Return the URL for a result of ``parsed_place``."""
     return path if protocol is None else f"{protocol}://{path}"
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does, except that Azure, Google
-    Cloud Storage and WebHDFS have clients of this package. Raises ImportError, TypeError, ValueError, KeyError: the
+    """Return the file system of a URL, and the path in it, like ``fsspec.core.url_to_fs``, but with this package's
+    clients for Azure, Google Cloud Storage and WebHDFS. Raises ImportError, TypeError, ValueError or KeyError if the
     client is not installed, or does not take these options."""
     protocol, _ = split(url)
     if protocol in ("gs", "gcs"):
@@ -94,14 +94,14 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
         from twopc.stores.webhdfs import WebHdfs  # needs the package requests
 
         return WebHdfs(**{**options_of(WebHdfs, url), **storage_options}), path_of(WebHdfs, url)
-    from fsspec.core import url_to_fs  # slow, and only tasks that write to such a folder need it
+    from fsspec.core import url_to_fs  # slow, and needed only by tasks that write to such a folder
 
     located: tuple[Any, str] = url_to_fs(url, **storage_options)
     return located
 
 
 def holds_password(protocol: str, rest: str) -> bool:
-    """Whether the URL contains a password or a signature. A secret key of S3 may contain slashes; a port is no
+    """Return whether the URL contains a password or a signature. An S3 secret key may contain slashes. A port is not a
     password."""
     if SIGNED.search(rest):
         return True
@@ -114,7 +114,7 @@ def holds_password(protocol: str, rest: str) -> bool:
 
 
 def split(url: str) -> tuple[str | None, str]:
-    """Return the protocol of a URL, or None for a path, and the rest, as they are written."""
+    """Return the protocol of a URL, or None for a path, and the rest, as written."""
     if hadoop := _ONE_SLASH.match(url):
         return hadoop[1], url[hadoop.end() - 1 :]
     protocol, separator, path = url.partition("://")
@@ -124,20 +124,20 @@ def split(url: str) -> tuple[str | None, str]:
 
 
 class HasOutput(Protocol):
-    """A sink, of which only the output folder counts here."""
+    """The part of a sink that matters here."""
 
     @property
     def output_folder(self) -> str | None: ...
 
 
 def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -> None:
-    """Make sure that readers of an output of ``sinks`` do not find the files of ``what`` in it, which are at ``url``,
-    in any spelling; links are followed.
+    """Check that readers of the outputs of ``sinks`` do not find the files of ``what``, which are at ``url``, in any
+    spelling. Links are followed.
 
-    Raises ConfigurationError: ``url`` is the output folder of a sink, or lies in it. It may lie below a folder whose
+    Raises ConfigurationError if ``url`` is the output folder of a sink, or inside it. It may be below a folder whose
     name begins with ``_`` or ``.``, which readers of data sets skip. They do not skip a partition such as ``_a=1``, and
-    Spark's reader does not skip ``_spark_metadata``. Or an output folder is inside ``url``, and would be moved,
-    restored or deleted with it.
+    Spark's reader does not skip ``_spark_metadata``. Also raised if an output folder is inside ``url``, because it
+    would be moved, restored or deleted with it.
     """
     for sink, output in ((name, sink.output_folder) for name, sink in sinks.items() if sink.output_folder):
         if _is_listed(_below(url, output)):
@@ -153,9 +153,9 @@ def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -
 
 
 def refuse_within_checkpoint(log: str, checkpoint: str) -> None:
-    """Make sure that the commit log has its folder to itself. A subfolder of the checkpoint is fine: Spark opens its
-    own subfolders by name, and does not list the checkpoint. Raises ConfigurationError: ``log`` is the folder of the
-    query's checkpoint, or lies in a subfolder that Spark uses."""
+    """Check that the commit log does not share a folder with Spark. A subfolder of the checkpoint is fine: Spark opens
+    its own subfolders by name, and does not list the checkpoint. Raises ConfigurationError: ``log`` is the checkpoint's
+    folder, or is inside a subfolder that Spark uses."""
     below = _below(log, checkpoint)
     if below is not None and (not below or below[0] in _OF_SPARK):
         raise ConfigurationError(
@@ -170,9 +170,9 @@ _OF_SPARK = ("metadata", "offsets", "commits", "sources", "state")
 
 
 def refuse_within_source(what: str, url: str, source: str) -> None:
-    """Raise ConfigurationError if the query would read the files of ``what`` as its input: if ``url`` lies in
-    ``source``, the folder of a file source or a pattern of folders. It may lie below a folder that readers skip. For
-    the other arguments see ``refuse_within_outputs``."""
+    """Raise ConfigurationError if the query would read the files of ``what`` as its input, because ``url`` is inside
+    ``source``, the folder or folder pattern of a file source. It may be below a folder that readers skip. For the other
+    arguments see ``refuse_within_outputs``."""
     if _is_listed(_below(url, source, fnmatch.fnmatchcase)):
         raise ConfigurationError(
             f"{what} is at {url}, and the query reads the files of {source}: it would take those of {what} for records."
@@ -188,7 +188,7 @@ def _beside(what: str) -> str:
 
 
 def _is_listed(below: tuple[str, ...] | None) -> bool:
-    """Whether readers of a folder find the files ``below`` it."""
+    """Return whether readers of a folder find files in the subfolder ``below``."""
     return below is not None and not any(map(_is_passed_over, below))
 
 
@@ -197,11 +197,11 @@ def _is_passed_over(folder: str) -> bool:
 
 
 def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator.eq) -> tuple[str, ...] | None:
-    """Return the folders that lead from ``folder`` to ``url``, or None if ``url`` is elsewhere. ``is_same`` compares a
-    name in ``url`` with one in ``folder``."""
+    """Return the path from ``folder`` down to ``url``, or None if ``url`` is not inside. ``is_same`` compares a name in
+    ``url`` with one in ``folder``."""
     store, path = _locate(url)
     its_store, its_path = _locate(folder)
-    hosts = {host for _, host in (store, its_store) if host}  # without one, it is the client's default
+    hosts = {host for _, host in (store, its_store) if host}  # a URL without one means the client's default
     if store[0] != its_store[0] or len(hosts) > 1 or len(path) < len(its_path):
         return None
     if not all(is_same(name, its_name) for name, its_name in zip(path, its_path, strict=False)):
@@ -217,9 +217,9 @@ def _locate(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
     store, host = _ONE_STORE.get(str(protocol), str(protocol)), ""
     if store == "hdfs":
         authority, _, path = path.partition("/")
-        host = authority.partition(":")[0]  # each of its services has a port of its own
+        host = authority.partition(":")[0]  # each of its services has its own port
     if store == "abfs":
         container, _, account = path.partition("/")[0].partition("@")
-        host = account.partition(".")[0]  # the client may know the account from elsewhere
+        host = account.partition(".")[0]  # empty if the client gets the account from elsewhere
         path = f"{container}/{path.partition('/')[2]}"
     return (store, host), PurePosixPath(path.strip("/")).parts

@@ -1,4 +1,4 @@
-"""Folders at stores other than disks: object stores, HDFS and this process's memory."""
+"""Folders in stores other than disks: object stores, HDFS and this process's memory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CREATES_EXCLUSIVELY = frozenset(
         "abfs",  # If-None-Match: *, by azure.AzureClient._pipe_file
         "abfss",
         "az",
-        "memory",  # looks first and then writes, hence the lock below
+        "memory",  # checks first and then writes, hence the lock below
     }
 )
-"""Protocols of fsspec whose ``pipe_file(..., mode="create")`` lets the store decide. The others look first and then
-write (``AbstractFileSystem.pipe_file``), which two writers can do at the same moment."""
+"""fsspec protocols whose ``pipe_file(..., mode="create")`` lets the store decide. The others check first and then write
+(``AbstractFileSystem.pipe_file``), which two writers can do at the same moment."""
 
 RENAMES_EXCLUSIVELY = frozenset({"webhdfs"})  # the NameNode's newer rename, in webhdfs.WebHdfs.mv
 """Protocols whose ``mv`` lets the store decide."""
 
 KEEP_A_LOG = CREATES_EXCLUSIVELY | RENAMES_EXCLUSIVELY
-"""Protocols of stores that can put-if-absent, besides disks."""
+"""Protocols of stores other than disks that can put-if-absent."""
 
 _REASONS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "nothing may be written there"),
@@ -46,7 +46,7 @@ FRAMED = (
     "If the server of S3 keeps the framing of checksums as contents, give the client the option"
     " config_kwargs={'request_checksum_calculation': 'when_required'}"
 )
-"""Advice about a server that returns other contents than were written."""
+"""Advice for a server that returns contents other than those written."""
 
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
@@ -55,11 +55,11 @@ _BY_KIND = (
 )
 
 _NO_ANSWER = frozenset(("TimeoutError", "ConnectionError", "Timeout", "ChunkedEncodingError"))
-"""Of Python and requests, by name, as not every store needs the latter. Its errors are OSErrors without an errno."""
+"""Errors of Python and requests, by name, because not every store needs requests, whose errors have no errno."""
 
 
 class _RemoteFolder(Folder):
-    """A folder at a store, which is tried before the first file is created. ``fs`` is an fsspec file system; for HDFS a
+    """A folder in a store. A trial precedes the first file. ``fs`` is an fsspec file system; for HDFS, a
     ``twopc.stores.webhdfs.WebHdfs``."""
 
     def __init__(self, fs: Any, path: str) -> None:
@@ -98,7 +98,7 @@ class _RemoteFolder(Folder):
 
 
 class ObjectFolder(_RemoteFolder):
-    """A prefix at a store that creates an object only where there is none: S3, GCS, Azure, or this process's memory."""
+    """A prefix in a store with conditional creation of objects: S3, GCS, Azure, or this process's memory."""
 
     _one_at_a_time = threading.Lock()
 
@@ -109,7 +109,7 @@ class ObjectFolder(_RemoteFolder):
         """Do nothing: a stored object is durable."""
 
     def try_put_if_absent(self) -> None:
-        """Try as ``Folder`` describes. S3's look-alikes may accept the condition and overwrite all the same."""
+        """Try as ``Folder`` describes. S3-compatible servers may accept the condition and still overwrite."""
         protocols = _protocols(self.fs)
         if not CREATES_EXCLUSIVELY & {*protocols}:
             raise Unusable(
@@ -125,7 +125,7 @@ class ObjectFolder(_RemoteFolder):
             if number in TEMPORARY:
                 raise
             raise Unusable(f"{_REASONS.get(number or 0, 'it refuses a trial object')} ({error})") from error
-        with contextlib.suppress(Exception):  # costs room, nothing else
+        with contextlib.suppress(Exception):  # a leftover only costs space
             self.fs.rm_file(self._file(probe))
         if fault:
             raise Unusable(f"{fault}. {FRAMED}" if "s3" in protocols and "contents" in fault else fault)
@@ -133,24 +133,24 @@ class ObjectFolder(_RemoteFolder):
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._file(name)
-        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and gcsfs 50 MiB.
+        # In one request, as in the trial: s3fs would send 100 MiB or more in parts, gcsfs 50 MiB or more.
         whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*_protocols(self.fs)} else {}
         try:
             with self._one_at_a_time if self.fs.protocol == "memory" else _answers_of_s3():
                 self.fs.pipe_file(path, data, mode="create", **whole)
         except OSError as error:
-            # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
-            # is a single condition, so 412 means "exists".
+            # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. We
+            # send a single condition, so 412 means "exists".
             if _s3_code(error) in ("PreconditionFailed", "412"):
                 raise FileExistsError(errno.EEXIST, "exists", path) from error
             raise
 
 
 class RenamingFolder(_RemoteFolder):
-    """A folder on HDFS, whose rename to a name that exists fails.
+    """A folder on HDFS, which refuses to rename to an existing name.
 
-    The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data
-    on as many DataNodes as ``dfs.namenode.replication.min`` asks for, which have synced it (``WebHdfs.create``).
+    The NameNode answers an edit, such as a rename, after it has synced its journal up to the edit. A closed file is on
+    at least ``dfs.namenode.replication.min`` DataNodes, which have synced it (``WebHdfs.create``).
     """
 
     def put_if_absent(self, name: str, data: bytes) -> None:
@@ -163,20 +163,20 @@ class RenamingFolder(_RemoteFolder):
     def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
         """Make ``name`` survive a power cut, whoever created it.
 
-        The NameNode applies an edit before it syncs its journal, and syncs the journal in order. So this makes an edit,
-        which fails on a NameNode that another one has replaced.
+        The NameNode applies an edit before it syncs its journal, and syncs the journal in order. So this makes a new
+        edit, which fails on a NameNode that has been replaced.
         """
         self.fs.set_modified(self.path)
 
     def try_put_if_absent(self) -> None:
-        """Try as ``Folder`` describes, and remove the folders that the trial made."""
+        """Try as ``Folder`` describes, and remove the folders that the trial created."""
         probe = hidden(PROBE)
         try:
             with folder_for_a_trial(self.fs, self.path):
                 try:
                     fault = self._fault_of_a_trial(self._create, probe)
                 finally:
-                    with contextlib.suppress(OSError):  # costs room, nothing else
+                    with contextlib.suppress(OSError):  # a leftover only costs space
                         self.fs.rm_file(self._file(probe))
         except (PermissionError, NotADirectoryError) as error:
             raise Unusable(f"nothing may be written there ({error})") from error
@@ -194,29 +194,29 @@ class RenamingFolder(_RemoteFolder):
             self._write(aside, data)
             self._rename(aside, self._file(name), replaces)
         except FileExistsError:
-            # This edit comes after the one that made the name, so the journal is synced up to that one, too.
+            # This edit follows the one that created the name, so the journal is synced up to that one, too.
             self.fs.rm_file(aside)
             raise
         except Exception:
-            with contextlib.suppress(OSError):  # it is removed when it is old
+            with contextlib.suppress(OSError):  # ``_remove_leftovers`` removes it later
                 self.fs.rm_file(aside)
             raise
 
     def _write(self, path: str, data: bytes) -> None:
         try:
             self.fs.create(path, data)
-        except FileExistsError as error:  # a proxy repeated the request; of put-if-absent it would mean a taken name
+        except FileExistsError as error:  # a proxy repeated the request; callers would take it for a taken name
             raise OSError(errno.EAGAIN, error.strerror) from error
 
     def _rename(self, aside: str, path: str, replaces: bool) -> None:
         try:
             self.fs.mv(aside, path, replaces=replaces)
-        except FileNotFoundError as error:  # a proxy repeated the request, or the aside was removed as an old one
+        except FileNotFoundError as error:  # a proxy repeated the request, or the aside was removed as a leftover
             raise OSError(errno.EAGAIN, error.strerror) from error
 
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
-    """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
+    """Return the folder at ``path`` of the fsspec file system ``fs``. Makes no request."""
     return LocalFolder(Path(path)) if "file" in _protocols(fs) else folder_at_store(fs, path)
 
 
@@ -227,8 +227,7 @@ def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
 
 @contextlib.contextmanager
 def folder_for_a_trial(fs: Any, folder: str) -> Iterator[None]:
-    """Leave no folder behind that a trial in ``folder`` makes. After the block, folders that were missing before are
-    removed if they are empty."""
+    """Run a trial in ``folder``. After the block, folders that were missing before it are removed if empty."""
     missing = []
     while folder:
         try:
@@ -243,12 +242,12 @@ def folder_for_a_trial(fs: Any, folder: str) -> Iterator[None]:
     finally:
         for made in missing:
             with contextlib.suppress(OSError):  # in use by now
-                if not fs.ls(made, detail=False):  # some clients would remove what is in it, too
+                if not fs.ls(made, detail=False):  # some clients would also remove its contents
                     fs.rmdir(made)
 
 
 def names_in(fs: Any, folder: str) -> list[str]:
-    """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
+    """Return the names in a folder of an fsspec file system without cached listings; none if there is no folder."""
     try:
         with _answers_of_s3():
             paths = fs.ls(folder, detail=False)
@@ -260,14 +259,14 @@ def names_in(fs: Any, folder: str) -> list[str]:
 
 
 def meaning(fs: Any, error: Exception) -> OSError:
-    """Translate an error of the fsspec file system ``fs`` to one whose errno is that of the tables in ``errors``."""
+    """Translate an error of the fsspec file system ``fs`` to an OSError as listed in ``errors``."""
     protocols = _protocols(fs)
     if "s3" in protocols:
         from twopc.stores.s3 import translate  # needs the package botocore
 
         return translate(error)
     if "memory" in protocols and not isinstance(error, OSError):
-        error = OSError(f"{type(error).__name__}: {error}")  # it can't list a folder while another thread deletes in it
+        error = OSError(f"{type(error).__name__}: {error}")  # a listing fails while another thread deletes
     return by_kind(error)
 
 
@@ -280,7 +279,7 @@ def by_kind(error: Exception) -> OSError:
     elif _NO_ANSWER & {each.__name__ for each in type(error).__mro__}:
         number = errno.ETIMEDOUT
     elif type(error) is OSError:
-        number = errno.EAGAIN  # a client's own word for a failed request
+        number = errno.EAGAIN  # a client's own error for a failed request
     else:
         number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
     return OSError(number, f"{type(error).__name__}: {error}")
@@ -292,8 +291,8 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _answers_of_s3() -> Iterator[None]:
-    """Wrap any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, such
-    as while it restarts, and says nothing about what S3 has."""
+    """Wrap any request except HEAD. In a 404, S3 puts its code into the body. A 404 without a code comes from a
+    gateway, for example while S3 restarts, and does not mean that the object is missing."""
     try:
         yield
     except FileNotFoundError as error:
@@ -303,6 +302,6 @@ def _answers_of_s3() -> Iterator[None]:
 
 
 def _s3_code(error: OSError) -> str | None:
-    """Return the S3 server's error code, from botocore's error behind that of s3fs."""
+    """Return the S3 server's error code, from botocore's error behind s3fs's."""
     response = getattr(error.__cause__, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None

@@ -1,4 +1,4 @@
-"""S3's errors as OSErrors that a commit can rest on, as ``errors`` lists them."""
+"""S3's errors as the OSErrors of ``errors``, which are reliable enough for a commit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "Au
 """Codes of refused credentials that S3 may return with a status other than 401 and 403."""
 
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
-"""Two requests about one name at the same moment. Neither has failed for good."""
+"""Concurrent requests for one name. Neither has failed permanently."""
 
 _BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", *_CONFLICTS))
 """Codes of a busy server. S3 returns some of them with 200, 400 or 409."""
 
 _NO_ANSWER = (
-    boto.CredentialRetrievalError,  # of the endpoint for credentials: the request was not sent
+    boto.CredentialRetrievalError,  # from the credentials endpoint: the request was not sent
     boto.ConnectionError,
     boto.HTTPClientError,
     boto.IncompleteReadError,
@@ -36,18 +36,18 @@ _NO_ANSWER = (
 )
 
 _NO_ANSWER_OF_AIOHTTP = ("ClientConnectionError", "ClientPayloadError")
-"""Those of the client under s3fs, with the classes below them. By their names, as boto3 does without that client."""
+"""Errors of the client under s3fs, and their subclasses, by name, because boto3 works without that client."""
 
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
 
 
 def translate(error: Exception) -> OSError:
-    """Translate an error of S3 or its client to an OSError with an errno of ``errors``."""
+    """Translate an error of S3 or its client to an OSError as listed in ``errors``."""
     cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
     text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, boto.ClientError):
         code, status = cause.response["Error"].get("Code", ""), cause.response["ResponseMetadata"]["HTTPStatusCode"]
-        if code == "404" and cause.operation_name.startswith("Head"):  # whose answer has no body for a code
+        if code == "404" and cause.operation_name.startswith("Head"):  # an answer to HEAD has no body with a code
             return OSError(errno.ENOENT, text)
         return OSError(_meaning(code, status), text)
     if isinstance(cause, OSError) and cause.errno is not None:
@@ -66,4 +66,4 @@ def _meaning(code: str, status: int) -> int:
         return errno.EBUSY
     if code in _DENIED:
         return errno.EACCES
-    return errno.EBUSY if status == 404 else of_status(status)  # of a gateway without a server behind it, for now
+    return errno.EBUSY if status == 404 else of_status(status)  # a gateway's, while no server is behind it

@@ -1,11 +1,10 @@
-"""HDFS over WebHDFS, by fsspec's client, with answers that a commit can rest on.
+"""HDFS over WebHDFS through fsspec's client, with answers that are reliable enough for a commit.
 
-fsspec's own client ignores whether a rename was refused, takes a DataNode's error for the contents of a file, waits for
-an answer without a limit, and shows the delegation token in its errors, because every URL contains it.
+fsspec's own client ignores a refused rename, returns a DataNode's error as the contents of a file, waits without limit,
+and shows the delegation token in its errors, because every URL contains it.
 
-Here every refusal is an OSError whose errno follows from the name of the Java exception. If no answer comes, the errno
-is ETIMEDOUT or ECONNRESET, and the outcome of a request that changes something is unknown. No error contains a
-credential.
+Here every refusal is an OSError whose errno follows from the name of the Java exception. Without an answer, the errno
+is ETIMEDOUT or ECONNRESET, and the outcome of a change is unknown. No error contains a credential.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from twopc.stores.errors import is_untrusted, of_status
 from twopc.stores.fsspec_internals import behind_proxy, path_of
 
 TIMEOUTS_S = (10.0, 60.0)
-"""The time that a client waits for a connection, and for the next bytes of an answer."""
+"""How long a client waits for a connection, and for the next bytes of an answer."""
 
 _CONNECTIONS = 32
-"""The idle connections to keep per host. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
+"""The idle connections to keep per host. A sink sends up to 16 requests at a time, and urllib3 warns of a surplus."""
 
 BLOCK_BYTES = 64 * 1024 * 1024
-"""The bytes of a written file that are in memory and in one request. A folder with erasure coding refuses a second
-one, as it would be an ``APPEND``."""
+"""How many bytes of a file are held in memory and written in one request. A folder with erasure coding refuses a second
+block, which would be an ``APPEND``."""
 
 _BY_EXCEPTION = {
     "AccessControlException": errno.EACCES,
@@ -54,15 +53,15 @@ _BY_EXCEPTION = {
     "UnsupportedOperationException": errno.ENOSYS,
 }
 
-# As both ExceptionHandler.java of Hadoop assign them. 403 is any other IOException, such as that of a NameNode in safe
-# mode or in standby, or without a DataNode: HDFS has done nothing, and may do it later. HttpFS has 500 for these.
+# The statuses of both ExceptionHandler.java of Hadoop. 403 is any other IOException, for example from a NameNode that
+# is in safe mode, in standby or without a DataNode. HDFS has done nothing, and a retry may succeed. HttpFS sends 500.
 _BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errno.ENOENT, 500: errno.EAGAIN}
 
 _BETWEEN_ZONES = "encryption zone"
-"""In the text of the IOException for a rename into or out of one (EncryptionZoneManager.checkMoveValidity)."""
+"""In the IOException for a rename into or out of an encryption zone (EncryptionZoneManager.checkMoveValidity)."""
 
 _TOKEN = re.compile(r"\b(delegation|token)=[^&\s'\")]*", re.IGNORECASE)
-"""In a URL. A NameNode puts a token of its own into the URL of a DataNode."""
+"""A token in a URL. A NameNode also puts its own token into the URL of a DataNode."""
 
 
 class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
@@ -78,11 +77,11 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         self.session = session
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return the URL of a path, with the NameNode's host and port, which fsspec leaves out."""
+        """Return the URL of a path, with the NameNode's host and port, which fsspec omits."""
         return f"webhdfs://{urlsplit(self.url).netloc}{path_of(self, name)}"
 
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
-        """Create a file, with its missing parents, and close it. After an error, a part of it may be there. Raises
+        """Create a file and its missing parents, and close it. After an error, a part of the file may exist. Raises
         FileExistsError if the name exists, unless ``replaces``.
 
         The DataNodes sync the file before they answer, whatever ``dfs.datanode.synconclose`` is (Hadoop 2.8 and later;
@@ -91,7 +90,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         self._send("CREATE", "put", path, data, overwrite=str(replaces).lower(), createflag="create,sync_block")
 
     def append(self, path: str, data: bytes) -> None:
-        """Append to a file, and close it. After an error, a part of the data may be there."""
+        """Append to a file, and close it. After an error, a part of the data may be in the file."""
         self._send("APPEND", "post", path, data)
 
     def _send(self, operation: str, method: str, path: str, data: bytes, **parameters: str) -> None:
@@ -110,12 +109,12 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
     def mv(self, path1: str, path2: str, replaces: bool = False, **_: Any) -> None:
         """Rename a file in one step. ``replaces``: whether to replace a file that has the new name.
 
-        The option selects the newer of the NameNode's two renames, which never moves a file into a folder of that name,
-        and reports each refusal by an exception (FSDirRenameOp.java). HttpFS ignores the option: it answers whether it
-        has renamed the file, and does not replace another one.
+        ``renameoptions`` selects the newer of the NameNode's two renames, which never moves a file into a folder of
+        that name, and reports each refusal as an exception (FSDirRenameOp.java). HttpFS ignores the option. It returns
+        whether it has renamed the file, and never replaces another file.
 
-        Raises FileExistsError if the new name exists, and FileNotFoundError if the file or the folder of the new name
-        does not.
+        Raises FileExistsError if the new name exists, and FileNotFoundError if the file or the new name's folder does
+        not.
         """
         options = "OVERWRITE" if replaces else "NONE"
         answer = self._call("RENAME", "put", path1, destination=path2, renameoptions=options)
@@ -125,11 +124,11 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
             raise FileExistsError(errno.EEXIST, "exists", path2)
 
     def set_modified(self, path: str) -> None:
-        """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
+        """Set the modification time of a folder or file to now. The NameNode always journals this edit."""
         self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
 
     def modified(self, path: str) -> dt.datetime:
-        """Return when a file was modified. Older releases of fsspec, such as 2025.12, raise NotImplementedError."""
+        """Return when a file was modified. Older fsspec releases, such as 2025.12, raise NotImplementedError."""
         return dt.datetime.fromtimestamp(self.info(path)["modificationTime"] / 1000, dt.timezone.utc)
 
     def rmdir(self, path: str) -> None:
@@ -137,13 +136,13 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         self.rm(path, recursive=False)
 
     def walk(self, path: str, maxdepth: int | None = None, topdown: bool = True, **keywords: Any) -> Iterator[Any]:
-        """Walk as fsspec does, which passes over folders that it can't list: here only over those that are gone."""
+        """Walk like fsspec, but skip only folders that are gone, not all folders that can't be listed."""
         keywords = {"on_error": _raise_unless_gone, **keywords}
         yield from super().walk(path, maxdepth, topdown, **keywords)
 
 
 class _File(WebHDFile):  # type: ignore[misc]  # fsspec has no types
-    """A file that is created with its first block: fsspec creates an empty one, and appends every block."""
+    """A file that is created with its first block. fsspec would create an empty file and append every block."""
 
     def _initiate_upload(self) -> None:
         """Do nothing."""
@@ -163,7 +162,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 class _Session(requests.Session):
-    """Raises an error for every answer that is not a success. No error contains one of the texts in ``hidden``."""
+    """Raises an error for every answer that is not a success. Errors do not contain the texts in ``hidden``."""
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__()
@@ -189,8 +188,8 @@ class _Session(requests.Session):
 
 
 def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
-    """Return the errno and the text of a request without an answer. The text is that of the root of the error, as those
-    above it have the URL."""
+    """Return the errno and the text for a request without an answer. The text comes from the root cause, because the
+    errors above it contain the URL."""
     root: BaseException = error
     while deeper := root.__cause__ or root.__context__:
         root = deeper
@@ -206,9 +205,9 @@ def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
 
 
 def _failure(answer: requests.Response) -> tuple[int, str] | None:
-    """Return the errno and the text of an answer that is not a success."""
+    """Return the errno and the text of an error answer, or None for a success."""
     if answer.status_code < 400:
-        # Python takes headers that were cut off for all headers, and the answer for one without contents.
+        # If the headers were cut off, Python treats them as complete, and the answer as empty.
         length = answer.headers.get("Content-Length", "a length that it does not have")
         is_whole = "Transfer-Encoding" in answer.headers or length == str(len(answer.content))
         is_whole |= "Content-Encoding" in answer.headers and "Content-Length" in answer.headers
@@ -217,7 +216,7 @@ def _failure(answer: requests.Response) -> tuple[int, str] | None:
         remote = answer.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0]
     except (ValueError, LookupError, TypeError):
-        # Of a server in between, or of one that is no WebHDFS. A 404 means that nobody is behind it for now.
+        # From a proxy, or a server other than WebHDFS. A 404 means that no server is behind the proxy at the moment.
         number = errno.EBUSY if answer.status_code == 404 else of_status(answer.status_code)
         return number, f"HTTP status {answer.status_code}, not an answer of WebHDFS"
     number = _BY_EXCEPTION.get(name) or _BY_STATUS.get(answer.status_code, errno.EIO)

@@ -1,4 +1,4 @@
-"""The contract of a sink as tests. A plugin's author subclasses ``SinkContract`` and implements two methods."""
+"""The contract of a sink as tests. Authors of plugins subclass ``SinkContract`` and implement two methods."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ NEIGHBORS = (
     (SINK, "another"),
     (SINK, f"{LOG_ID}2"),
     (f"{SINK}2", LOG_ID),
-    ("a-sink", LOG_ID),  # alike for who looks for names with LIKE, to which _ is any character
+    ("a-sink", LOG_ID),  # matches SINK in a LIKE, where _ is any character
 )
-"""Sink and log of other queries, or of other sinks of the same one. Their names begin alike."""
+"""Sink and log of other queries, or of other sinks of the same query. Their names begin like those of the sink under
+test."""
 
 AWKWARD = (
     *("", " ", "null", "NaN", "0", "%s {0}", "a,b;c\td", "back\\slash", "line\nbreak"),
@@ -55,51 +56,51 @@ EXAMPLES = "TWOPC_EXAMPLES"
 """The environment variable that replaces ``examples``."""
 
 KILLS_AMID_BAD_RECORDS = 15
-"""Fewer than ``kills``, as the other steps are those of a batch without bad records."""
+"""Fewer than ``kills``, because the other steps are those of a batch without bad records."""
 
 LONG_TEXTS = tuple(f"{'é' * (length - 1)}{end}" for length in (256, 4_001, 65_536) for end in "ab")
-"""Each is one longer than a usual limit, and two of a length differ in the last character alone."""
+"""Each is one character longer than a usual limit. Two of each length differ only in the last character."""
 
 WorkT = TypeVar("WorkT")
 
 
 class Lost(Exception):
-    """A task attempt fails here."""
+    """Fails a task attempt."""
 
 
 class SinkContract(ABC):
     """What every sink must do, whatever its target system. Collected by pytest in a subclass whose name starts with
     Test.
 
-    Each test calls ``make_sink`` several times. The sinks share one target system, as processes do, and a fresh sink
+    Each test calls ``make_sink`` several times. The sinks share one target system, as processes do, and a new sink
     stands for a process that knows nothing of the one that wrote.
 
-    Records are looked for when their batch is complete and no transaction is open: a target system may show commits
-    in the order in which their transactions began, or whole batches only.
+    Tests read records only when their batch is complete and no transaction is open, because a target system may show
+    commits in the order in which their transactions began, or only whole batches.
     """
 
     picklable: bool = True
-    """Whether a sink can travel to another process, and reaches the target system from there. False only where that
-    lives in this process, such as in its memory: then no sink is pickled, and no process is killed."""
+    """Whether a sink can be pickled, and reaches the target system from another process. False only if the target
+    system is in this process, for example in its memory: then no sink is pickled, and no process is killed."""
 
     patience_s: float = 30.0
-    """How long a call that raises ``Retriable`` is repeated before the test fails. Each process of the test that kills
+    """How long a call that raises ``Retriable`` is repeated before the test fails. In tests with kills, each process
     has this long for all its calls, plus a minute."""
 
     kills: int = 40
-    """How many processes a test kills at most, each at a different step of a batch. ``TWOPC_KILLS`` in the
-    environment may lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
+    """The most processes that a test kills, each at a different step of a batch. ``TWOPC_KILLS`` in the environment may
+    lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
 
     examples: int = 100
-    """How many values are drawn per column, besides the edges of its type; at most 20 if the sink refuses some of
+    """How many values are drawn per column, besides the edge values of its type; at most 20 if the sink refuses some of
     them. ``TWOPC_EXAMPLES`` in the environment overrides it."""
 
     large: int = 10_000
-    """How many records the large write has. Lower it if the target can't hold that many at once."""
+    """How many records the large write has. Lower it if the target system can't hold that many at once."""
 
     shows_whole_transactions: bool = True
-    """Whether no reader sees a part of a transaction. False where a reader may, such as one of several files: then the
-    sink's users must know."""
+    """Whether readers never see a part of a transaction. Set it to False if they may, for example because a transaction
+    has several files. The sink's users must know this."""
 
     finds_lost_batches: bool = False
     """Whether ``open`` compares ``last_committed_batch_id`` with the target system, which shows the sink's newest
@@ -116,25 +117,25 @@ class SinkContract(ABC):
         """Return what a committed reader of the target system sees: the ``value`` of every record, in any order."""
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
-        """Records as the sink takes them; override where it needs other columns than ``value``. The values are short,
-        but for ``long_texts``, and no two that are open or visible at a time are equal."""
+        """Return records for the sink. Override it if the sink needs columns other than ``value``. Values are short,
+        except ``long_texts``, and no two of those open or visible at a time are equal."""
         return pa.record_batch({"value": pa.array(values)})
 
     def sample(self) -> pa.RecordBatch:
-        """Records that are easily damaged. Override it to have every column and type that the sink takes, with nulls,
-        together with ``visible_records``."""
+        """Return records that are easily damaged. Override it, together with ``visible_records``, to cover every column
+        and type that the sink takes, with nulls."""
         return self.record_batch([*AWKWARD, None])  # type: ignore[list-item]  # a subclass may expect text alone
 
     def visible_records(self) -> list[dict[str, Any]] | None:
-        """What a committed reader sees of ``sample``, as its ``to_pylist`` has it. None: compare ``visible`` with the
-        column ``value``."""
+        """Return what a committed reader sees of ``sample``, in the form of its ``to_pylist``. None: compare
+        ``visible`` with the column ``value``."""
         return None
 
     def types_taken(self) -> pa.Schema | None:
-        """Return the columns for which values are drawn; None for texts, as ``value``. Defaults to those of ``sample``.
-        Leave out a column if the sink refuses most values of its type by design. The test that draws values calls this
-        first, so it may make the target system's table anew."""
-        self.sink()  # it may make the table
+        """Return the columns for which values are drawn, by default those of ``sample``; None to draw texts for
+        ``value``. Leave out a column if the sink refuses most values of its type by design. The test that draws values
+        calls this first, so it may create the target system's table again."""
+        self.sink()  # it may create the table
         return None if self.visible_records() is None else self.sample().schema
 
     def readers(self) -> Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]]:
@@ -142,27 +143,27 @@ class SinkContract(ABC):
         return {"a committed reader": lambda: self.visible_records() or []}
 
     def with_bad_records(self) -> pa.RecordBatch | None:
-        """Records of which the sink refuses some, and takes the others. None, as by default, if it refuses no record by
-        itself: then it need not override ``write_valid``."""
+        """Return records of which the sink refuses only some. None, the default, if it refuses no single records: then
+        it need not override ``write_valid``."""
         return None
 
     def long_texts(self) -> Sequence[str]:
-        """Values that a target system may cut. Override it to return none where a value is no text."""
+        """Return values that a target system may truncate. Override it to return none if values are not text."""
         return LONG_TEXTS
 
     def leftovers(self) -> Sequence[str] | None:
-        """Name what the target system still has of transactions, such as staged rows and temporary files; visible
-        records and marks of commits do not count. None, the default, if the test can't see it."""
+        """Name the remains of transactions in the target system, such as pending rows and temporary files, but not
+        visible records and commit markers. None, the default, if the test can't see them."""
         return None
 
     @contextlib.contextmanager
     def silent_sink(self) -> Iterator[TwoPhaseCommitSink[Any] | None]:
-        """Yield a new sink whose target system does not answer, such as at a closed port. It may also be silent for all
-        sinks while the context lasts. None, the default, if the test can't silence it."""
+        """Yield a new sink whose target system does not answer, for example at a closed port. The target system may be
+        silent for all sinks during the context. None, the default, if the test can't silence it."""
         yield None
 
     def becomes_visible(self, values: list[str]) -> bool:
-        """Whether exactly ``values`` are visible. Override to wait if a target shows its commits late."""
+        """Return whether exactly ``values`` are visible. Override it to wait if the target shows its commits late."""
         return Counter(self.visible()) == Counter(values)
 
     # What is written. -------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class SinkContract(ABC):
         self._require_visible(["b", "c", "d"])
 
     def test_a_record_is_refused_or_read_back_as_it_was_written(self) -> None:
-        """A sink may refuse a value, by ``Refused``. It must not change one."""
+        """A sink may refuse a value with ``Refused``, but must not change it."""
         query, written = self.query(), self._taken_of_sample()
         query.publish(query.pre_committed(written.slice(0, 1), written.slice(1), round=Round(2, 0)))
         self._require_records(written)
@@ -271,7 +272,7 @@ class SinkContract(ABC):
         self._require_nothing_open(query)
 
     def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int], list[int]]:
-        """Records, and the positions of those that the sink takes and of those that it refuses."""
+        """Return records, the positions of those that the sink takes, and the positions of those that it refuses."""
         records = self.with_bad_records()
         if records is None:
             raise unittest.SkipTest("the sink refuses no record by itself")
@@ -283,7 +284,7 @@ class SinkContract(ABC):
     def test_a_column_that_validate_accepts_can_be_written(self) -> None:
         sink = self.sink()
         if type(sink).validate is TwoPhaseCommitSink.validate:
-            return  # the sink accepts nothing in advance
+            return  # the sink does not validate
         query = self.query()
         batch = self.record_batch(["a"]).append_column("of_the_contract", pa.array(["b"]))
         try:
@@ -295,7 +296,7 @@ class SinkContract(ABC):
         self._require_visible(["a"])
 
     def test_a_schema_is_validated_before_the_sink_is_bound(self) -> None:
-        """A coordinator refuses records before it opens its log, and so before it binds the sink."""
+        """A coordinator validates before it opens its log, and so before it binds the sink."""
         query, records = self.query(), self.record_batch(["a"])
         sink = self.make_sink()
         query.answered(sink.require_valid, records.schema)
@@ -344,7 +345,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "b", "c", "d", "e"])
 
     def test_commits_from_many_threads_publish_each_transaction_once(self) -> None:
-        """A coordinator commits the transactions of a batch from several threads, by one sink."""
+        """A coordinator commits the transactions of a batch from several threads, through one sink."""
         self._require_commits_of_transactions()
         query = self.query()
         committables = self._pre_committed("abcdefgh")
@@ -381,7 +382,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "b"])
 
     def test_a_commit_is_repeated_after_complete_and_a_restart(self) -> None:
-        """As long as the next batch is not decided, the log does not say that this one is complete."""
+        """Until the next batch is decided, the log does not record that this one is complete."""
         query = self.query()
         first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
         query.publish(first)
@@ -392,7 +393,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "b"])
 
     def test_an_announcement_is_repeated_after_a_restart_and_changes_no_record(self) -> None:
-        """A log may end before it says that a batch is complete, and then the next process announces it again."""
+        """The log may not yet record that a batch is complete. Then the next process announces it again."""
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
         query.publish(committable)
@@ -410,7 +411,7 @@ class SinkContract(ABC):
         self._require_visible(["a"])
 
     def test_a_commit_of_what_was_rolled_back_calls_an_operator(self) -> None:
-        """It is lost. A success would hide that, and ``Retriable`` would repeat the commit for ever."""
+        """The transaction is lost. A success would hide that, and ``Retriable`` would repeat the commit forever."""
         query = self.query()
         [first] = self._pre_committed("a", Round(1, 0))
         [lost] = self._pre_committed("c", Round(1, 1))
@@ -421,7 +422,7 @@ class SinkContract(ABC):
         self._require_visible(["a"])
 
     def test_a_batch_that_has_lost_a_transaction_is_not_committed_in_part(self) -> None:
-        """Where a batch becomes visible at once."""
+        """Applies if the sink commits whole batches."""
         self._require_commits_of_batches()
         query = self.query()
         committables = self._pre_committed("abc")
@@ -431,7 +432,7 @@ class SinkContract(ABC):
         self._require_visible([])
 
     def test_a_batch_becomes_visible_alone(self) -> None:
-        """Where a batch becomes visible at once, what others have pre-committed meanwhile does not."""
+        """If the sink commits whole batches, transactions of other batches that are pre-committed stay invisible."""
         self._require_commits_of_batches()
         query = self.query()
         first = self._pre_committed("ab", Round(1, 0))
@@ -444,8 +445,8 @@ class SinkContract(ABC):
         self._require_visible(["a", "b", "c", "d"])
 
     def test_whatever_a_joint_commit_has_done_each_sinks_own_makes_its_batch_visible_once(self) -> None:
-        """Where one request makes a batch of several sinks visible. It comes before all, some or none of their own
-        commits, and again when all are done."""
+        """Applies if one request can make a batch of several sinks visible. It is made before all, some or none of
+        their own commits, and again after all of them."""
         queries = [self.query(), self.query(f"{SINK}2")]
         expected: list[str] = []
         for batch_id, (committed_before, values) in enumerate([(0, "ab"), (1, "cd"), (2, "ef")]):
@@ -486,7 +487,7 @@ class SinkContract(ABC):
         query.publish(first)
         for batch_id in range(1, BATCH_SLOTS):
             query.complete(batch_id)
-        second = query.pre_committed(self.record_batch(["b"]), round=Round(9, BATCH_SLOTS))  # maybe by the same name
+        second = query.pre_committed(self.record_batch(["b"]), round=Round(9, BATCH_SLOTS))  # maybe of the same name
         error_of(query.commit, first)
         error_of(query.abort, first)
         self._require_visible(["a"])
@@ -505,7 +506,7 @@ class SinkContract(ABC):
             assert [one.transaction_id for one in sealed] == [one.transaction_id for one in given]
             assert all(one.is_same_transaction(other) for one, other in zip(sealed, given, strict=True))
 
-    # Several attempts of one partition, as Spark makes when it has lost an executor or finds one slow. ---------------
+    # Several attempts of one partition, as Spark makes after it has lost an executor or finds one slow. ---------------
 
     def test_an_attempt_that_stays_open_adds_nothing_to_the_one_that_votes(self) -> None:
         query = self.query()
@@ -518,7 +519,7 @@ class SinkContract(ABC):
         self._require_visible(["b"])
 
     def test_an_attempt_that_is_rolled_back_late_takes_nothing_from_another_of_its_partition(self) -> None:
-        """Before or after the other's commit, on the participant or by the coordinator."""
+        """The rollback comes before or after the other's commit, from the participant or from the coordinator."""
         query = self.query()
         for batch_id, (late, kept) in enumerate([("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]):
             round, is_after, by_name = Round(1, batch_id), batch_id % 2, batch_id // 2
@@ -605,7 +606,7 @@ class SinkContract(ABC):
         assert self.visible() == []
 
     def test_a_transaction_without_a_record_is_rolled_back(self) -> None:
-        """Its first write failed."""
+        """As after a failed first write."""
         query = self.query()
         sink = query.sink()
         query.answered(sink.require_valid, self.record_batch(["a"]).schema)  # as a participant does before each begin
@@ -615,7 +616,8 @@ class SinkContract(ABC):
         assert self.visible() == []
 
     def test_a_writer_that_was_rolled_back_does_not_vote_for_a_part(self) -> None:
-        """It may vote no, or be vetoed by ``seal``; or the target system did not know it yet, and all of it counts."""
+        """It may vote no, or be vetoed by ``seal``. Or the target system did not know it yet, and all its records
+        count."""
         query = self.query()
         expected: list[str] = []
         for batch_id, (before, after) in enumerate((("a", ""), ("b", "c"))):
@@ -665,7 +667,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "b"])
 
     def test_recover_finds_what_is_not_pre_committed_yet(self) -> None:
-        """Unless the target system knows nothing of it yet. It does if an abort by name alone ends the vote."""
+        """Unless the target system does not know of it yet. It does if an abort by name makes the vote fail."""
         query = self.query()
         transaction_id = query.sink().transactional_ids.allocate(Round(1, 0), partition=0)
         with contextlib.suppress(Lost), self._writing("a") as writer:
@@ -745,13 +747,13 @@ class SinkContract(ABC):
     # Before and after a query. ----------------------------------------------------------------------------------
 
     def test_a_query_does_not_start_when_its_last_committed_batch_is_gone(self) -> None:
-        """As in a target system that was restored from a copy. A batch that is pending, or a target system that has no
-        batch of the query, shows nothing of the kind."""
+        """As after the target system was restored from a backup. A pending batch, or a target system without any batch
+        of the query, is no sign of that."""
         if not self.finds_lost_batches:
             raise unittest.SkipTest("the target system does not show the sink's newest batch")
         query = self.query()
         query.publish(*self._pre_committed(["a"]))
-        query.complete(1)  # which may remove what is kept of older batches
+        query.complete(1)  # which may remove records of older batches
 
         def start(last: int, pending: Mapping[int, tuple[Committable, ...]], log_id: str = LOG_ID) -> None:
             sink = self.make_sink()
@@ -762,7 +764,7 @@ class SinkContract(ABC):
         query.answered(start, 0, {})
         query.answered(start, 1, {1: ()})
         query.answered(start, 1, {}, "another")
-        assert isinstance(error_of(start, 1, {}), LogMismatch | Retriable)  # an old answer may be asked for again
+        assert isinstance(error_of(start, 1, {}), LogMismatch | Retriable)  # an answer that may be stale is Retriable
         self._require_visible(["a"])
 
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
@@ -787,14 +789,14 @@ class SinkContract(ABC):
     # Values that are drawn. ---------------------------------------------------------------------------------------
 
     def test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written(self) -> None:
-        """First come the edges of each type, and then values that are drawn by a fixed seed."""
+        """First come the edge values of each type, then values drawn with a fixed seed."""
         try:
             from twopc.testing import drawn, values
         except ModuleNotFoundError as error:
             raise unittest.SkipTest(f"install {error.name}, which draws the values") from None
         schema, readers = self.types_taken(), self.readers()
         batch_of: Callable[[Sequence[Mapping[str, Any]]], pa.RecordBatch]
-        settle: Callable[[Sequence[Mapping[str, Any]]], object] = len  # there is nothing to wait for
+        settle: Callable[[Sequence[Mapping[str, Any]]], object] = len  # nothing to wait for
         if schema is not None:
             batch_of = partial(values.batch_of, schema)
         elif self.long_texts():
@@ -836,7 +838,7 @@ class SinkContract(ABC):
         values: Sequence[Sequence[Sequence[str]]],
         bad_records: int = 0,
     ) -> None:
-        """``values`` are those of each batch, by transaction."""
+        """Kill processes, and require all records afterwards. ``values``: by batch and transaction."""
         sink, steps = self.make_sink(), list[str]()
         with tempfile.TemporaryDirectory() as folder:
             for step in killed_at_each_step(SINK, sink, batches, Path(folder), self.patience_s, choice, bad_records):
@@ -847,8 +849,8 @@ class SinkContract(ABC):
         assert not (left := self.leftovers()), f"left over: {left}"
 
     def _require_whole(self, of_batch: Sequence[Sequence[str]], step: str) -> None:
-        """Look as a reader between a kill and the next start. Some transactions may be visible, or the batch where the
-        sink commits whole batches; no part of one."""
+        """Read between a kill and the next start. Some transactions may be visible, or the batch if the sink commits
+        whole batches, but not a part of one."""
         seen = Counter(self.visible())
         for values in [[*chain(*of_batch)]] if isinstance(self.make_sink(), WholeBatchSink) else of_batch:
             times = {seen[value] for value in values}
@@ -857,19 +859,19 @@ class SinkContract(ABC):
                 assert len(times) == 1, f"a reader sees a part of {values} after a kill at {step}"
 
     def _killed(self, steps: list[str], written: Sequence[Sequence[str]]) -> str:
-        """Describe the kills after which a record is not visible, or visible twice."""
+        """Describe the kills after which a record is missing or visible twice."""
         seen = Counter(self.visible())
         at = [step for step, values in zip(steps, written, strict=True) if any(seen[value] != 1 for value in values)]
         return f"lost or doubled after a kill at {at}"
 
-    # What the tests share. --------------------------------------------------------------------------------------
+    # Shared by the tests. ---------------------------------------------------------------------------------------
 
     def query(self, name: str = SINK, log_id: str = LOG_ID) -> Query:
-        """A query that writes to a sink of that name."""
+        """Return a query that writes to a sink of that name."""
         return Query(self.make_sink, name, log_id, travels=self.picklable, patience_s=self.patience_s)
 
     def sink(self) -> TwoPhaseCommitSink[Any]:
-        """A new sink, bound and opened as a coordinator does."""
+        """Return a new sink, bound and opened as by a coordinator."""
         return self.query().sink()
 
     def _require_visible(self, values: list[str]) -> None:
@@ -884,7 +886,7 @@ class SinkContract(ABC):
         assert not (found := query.recover()), f"open: {found}"
 
     def _pre_committed(self, values: Iterable[str], round: Round = FIRST_ROUND) -> list[Committable]:
-        """A transaction for each of ``values``, by as many participants of a round, which are gone."""
+        """Return one pre-committed transaction per value, each from a participant of the round that is gone."""
         return [
             self.query().pre_committed(self.record_batch([value]), round=round, partition=partition)
             for partition, value in enumerate(values)
@@ -892,14 +894,14 @@ class SinkContract(ABC):
 
     @contextlib.contextmanager
     def _writing(self, value: str, round: Round = FIRST_ROUND) -> Iterator[Participant]:
-        """A participant that has written ``value``."""
+        """Yield a participant that has written ``value``."""
         records = self.record_batch([value])
         with self.query().participant(records.schema, round) as participant:
             participant.write(SINK, records)
             yield participant
 
     def _attempt(self, value: str, round: Round = FIRST_ROUND, *, serial: int) -> Participant:
-        """An attempt at a partition that has written ``value``, and goes on until the context that it is ends."""
+        """Return an attempt at a partition that has written ``value``. Use it as a context."""
         records = self.record_batch([value])
         attempt = self.query().participant(records.schema, round, serial=serial)
         attempt.write(SINK, records)
@@ -923,7 +925,7 @@ def _name(committable: Committable) -> str:
 
 
 def _without(records: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records that are left when each of ``others`` has taken away its equal. Not all can be hashed."""
+    """Return the records without one equal record for each of ``others``. Records may not be hashable."""
     left = list(records)
     for other in others:
         if other in left:
@@ -932,7 +934,7 @@ def _without(records: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]
 
 
 def _with_values(records: pa.RecordBatch, values: Mapping[int, str]) -> pa.RecordBatch:
-    """Return records with other values, by the positions of the records that get one."""
+    """Return records with new values. ``values``: position → new value."""
     position, rows = records.schema.get_field_index("value"), range(records.num_rows)
     others = pa.array([values.get(row) for row in rows], records.column(position).type)
     column = pc.if_else(pa.array([row in values for row in rows]), others, records.column(position))
@@ -940,7 +942,7 @@ def _with_values(records: pa.RecordBatch, values: Mapping[int, str]) -> pa.Recor
 
 
 def _all_at_once(call: Callable[[WorkT], object], work: Sequence[WorkT]) -> None:
-    """Call with each of ``work`` in a thread of its own. They begin together, and take turns at every line."""
+    """Call with each of ``work`` in a separate thread. The threads start together, and take turns at every line."""
     start = threading.Barrier(len(work))
 
     def run(each: WorkT) -> None:
@@ -956,6 +958,6 @@ def _all_at_once(call: Callable[[WorkT], object], work: Sequence[WorkT]) -> None
         list(pool.map(run, work))
 
 
-def _give_way(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ARG001  # Python gives three
+def _give_way(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ARG001  # Python passes three
     time.sleep(0)
     return _give_way

@@ -1,4 +1,4 @@
-"""Writes drawn values by a sink, and compares what readers see with what was given (invariant 13)."""
+"""Writes drawn values through a sink, and compares what readers see with what was written (invariant 13)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from twopc.transactional_ids import Round
 Reader = Callable[[], Sequence[Mapping[str, Any]]]
 
 NO_LIMIT = 1_000_000
-"""How many records may be refused."""
+"""The most records that may be refused: practically any number."""
 
 FEW = 5
 """The most columns that an error names."""
 
 ALONE = 20
-"""How many values are drawn of a column that refuses some. Each refusal takes time."""
+"""How many values are drawn for a column if the sink refuses some of them. Each refusal takes time."""
 
 
 class Drawn:
-    """A table to which values are written, most with nulls in all other columns. It may have a unique key.
+    """An initially empty table to which values are written, most with nulls in all other columns.
 
     Args:
         query: the query that writes.
-        readers: what reads all visible rows, by name. There are none yet. Columns that a reader lacks are not compared.
+        readers: name → a function that reads all visible rows. Columns that a reader lacks are not compared.
         schema: the columns.
-        batch_of: makes a record batch of rows.
-        unique: the column that tells rows apart.
-        settle: waits until readers see all rows that were taken so far, if they may see them late.
+        batch_of: makes a record batch from rows.
+        unique: the column that identifies rows.
+        settle: waits until readers see all rows taken so far, if they may see them late.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Drawn:
         self._batch_ids, self._attempts, self._numbers = count(), count(), count()
         self._random = {name: Random(name) for name in schema.names}  # noqa: S311  # equal values in every run
         self._keys = set[Any]()  # the unique values of rows
-        self._alone = {unique}  # columns whose values are written in rows of their own
+        self._alone = {unique}  # columns whose values are written in separate rows
         self._wrong = dict[Any, dict[str, str]]()  # the unique value of a row → what is wrong, by column
         self._seen = {name: Counter[Any]() for name in readers}
-        self._compared = {name: Counter[str]() for name in readers}  # values by column, and by part of a nested one
+        self._compared = {name: Counter[str]() for name in readers}  # numbers of values, by column and nested leaf
 
     def require_unchanged(self, per_column: int) -> None:
-        """Write the edges of each column and drawn values.
+        """Write each column's edge values, then drawn values.
 
         Args:
-            per_column: how many values are drawn. At most ``ALONE`` are, if the sink has refused a value of the column.
+            per_column: how many values are drawn; at most ``ALONE`` if the sink has refused a value of the column.
 
         Raises:
-            AssertionError: values are changed, with a small one of each column, or readers have compared too few.
+            AssertionError: values were changed, with a small example per column; or too few values were compared.
         """
         fields = [field for field in self._schema if edges(field.type)]
         wrong = self._changed(self._rows({field.name: edge} for field in fields for edge in edges(field.type)))
@@ -97,7 +97,7 @@ class Drawn:
         return self._rows([*filter(None, together), *apart])
 
     def _rows(self, of: Iterable[Row]) -> list[Row]:
-        """Return rows with nulls beside these values. A row is left out if there is one of its unique value."""
+        """Return rows with nulls beside these values. A row is left out if its unique value exists already."""
         rows, unique = list[Row](), self._unique
         for values in of:
             row = dict.fromkeys(self._schema.names) | values
@@ -114,7 +114,7 @@ class Drawn:
         return reduce(operator.or_, self._compared.values(), Counter())
 
     def _smallest(self, name: str) -> str:
-        """Return what is wrong with a small value of a column, if one is found that is wrong alone."""
+        """Return what is wrong with a small value of a column, if there is one that is wrong by itself."""
         known = dict[Any, dict[str, str]]()
 
         def changed(value: Any) -> dict[str, str]:
@@ -148,9 +148,9 @@ class Drawn:
         while rest:
             try:
                 return self._committed(rest, round)
-            except SchemaMismatch:  # the sink does not take a type at all
+            except SchemaMismatch:  # the sink never takes this type
                 raise
-            except Refused as refused:  # by a sink that leaves no record out
+            except Refused as refused:  # from a sink that leaves out no records
                 at = refused.record if isinstance(refused, RecordRefused) else None
                 if at is None and (half := len(rest) // 2):
                     return self._published(rest[:half]) + self._published(rest[half:])
@@ -174,7 +174,7 @@ class Drawn:
         return taken
 
     def _apart(self, row: Row) -> list[Row]:
-        """Return a row for each value of one that is refused, unless it has one only."""
+        """Return a row for each value of a refused row, unless that has only one."""
         names = [name for name, value in row.items() if value is not None and name != self._unique] or [self._unique]
         if len(names) == 1:
             self._alone.add(names[0])
@@ -182,7 +182,7 @@ class Drawn:
         return self._rows({name: row[name]} for name in names)
 
     def _differences(self, reader: str, written: Mapping[int, Row]) -> dict[int, dict[str, str]]:
-        """Return what a reader sees in place of what was just written, by the numbers of the rows and the columns."""
+        """Return row number → column → how a reader sees a value that differs from the one just written."""
         rows = self._readers[reader]()
         names = [name for name in self._schema.names if not rows or name in rows[0]]
         types = [(name, self._schema.field(name).type) for name in names]
@@ -208,11 +208,11 @@ class Drawn:
         return wrong
 
     def _named(self, row: Row) -> str:
-        """Return the first column with a value beside that which tells rows apart."""
+        """Return the first column with a value, other than the unique column."""
         return next((name for name, value in row.items() if name != self._unique and value is not None), self._unique)
 
     def _told(self, row: Row, other: Row) -> dict[str, str]:
-        """Return how a row that was read differs from the one that was written, by column."""
+        """Return column → how a row that was read, ``other``, differs from the one that was written."""
         columns = [self._schema.field(name) for name in _unlike(row, other)]
         if not columns:
             return {self._named(row): f"one more of {_short(row)}"}
@@ -227,7 +227,7 @@ def _unlike(row: Row, other: Row) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    """Both ends of a value, in ASCII, and how long it is."""
+    """Return both ends of a value, in ASCII, and its length."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     short.maxdict = short.maxlist = short.maxtuple = 12

@@ -1,5 +1,5 @@
-"""The contract of a sink with a key as tests, beside ``SinkContract``. A plugin's author subclasses
-``KeyedSinkContract`` and implements two methods."""
+"""The contract of a sink with a key as tests, in addition to ``SinkContract``. Authors of plugins subclass
+``KeyedSinkContract`` and implement two methods."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 ALIKE = ("a", "A", "a ", " a", "á", "ß", "ss", "0", "00")
-"""Texts that some collations take for equal."""
+"""Texts that some collations treat as equal."""
 
 BATCHES = 12
 """How many batches of random changes are applied."""
 
 
 class KeyedSinkContract(ABC):
-    """What every sink must do whose records replace others by a key. Collected by pytest in a subclass whose name
-    starts with Test.
+    """What every sink with a key must do. Collected by pytest in a subclass whose name starts with Test.
 
-    Each test calls ``make_sink`` several times, as ``SinkContract`` does. The table is empty at the beginning.
+    Each test calls ``make_sink`` several times, as ``SinkContract`` does. The table is empty at first.
     """
 
     picklable: bool = True
@@ -44,16 +43,16 @@ class KeyedSinkContract(ABC):
     """See ``SinkContract``."""
 
     kills: int = 25
-    """How many processes are killed at most, each at another step of a batch."""
+    """The most processes that are killed, each at a different step of a batch."""
 
     large: int = 5_000
     """How many records the large batch has."""
 
     shows_whole_transactions: bool = True
-    """Whether no reader sees a part of a transaction."""
+    """Whether readers never see a part of a transaction."""
 
     null_deletes: bool = False
-    """Whether a record that is null beside its key deletes the one that is there, as in a compacted topic."""
+    """Whether a record with only nulls beside its key deletes the record with that key, as in a compacted topic."""
 
     # What a subclass implements. ----------------------------------------------------------------------------------
 
@@ -66,13 +65,12 @@ class KeyedSinkContract(ABC):
         """Return what a committed reader of the target system sees: key and value of every record, in any order."""
 
     def record_batch(self, rows: Mapping[str, str | None]) -> pa.RecordBatch:
-        """Records as the sink takes them, from key → value; override it where the columns are not ``id`` and
-        ``value``."""
+        """Return records for the sink, from key → value. Override it if columns are not named ``id`` and ``value``."""
         return pa.record_batch({"id": pa.array([*rows], pa.string()), "value": pa.array([*rows.values()], pa.string())})
 
     def leftovers(self) -> Sequence[str] | None:
-        """Name what the target system still has of transactions, as in ``SinkContract``. None, as by default, if the
-        test can't see it."""
+        """Name the remains of transactions in the target system, as in ``SinkContract``. None, the default, if the test
+        can't see them."""
         return None
 
     # What a transaction does. -----------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ class KeyedSinkContract(ABC):
         self._require({} if self.null_deletes else {"a": None})
 
     def test_a_sink_that_may_time_out_deletes_by_a_record_that_is_null_beside_its_key(self) -> None:
-        """A replay copy keeps a delete as such a record."""
+        """A replay copy stores a delete as such a record."""
         if not self.make_sink().may_time_out:
             raise unittest.SkipTest("the target system rolls back no pre-committed transaction by itself")
         self._apply(0, {"a": "1", "b": "1"})
@@ -137,7 +135,7 @@ class KeyedSinkContract(ABC):
         self._require({"b": "1"})
 
     def test_a_key_that_is_null_is_refused_in_a_record_and_in_a_delete(self) -> None:
-        keys = self.record_batch({None: "1"})  # type: ignore[dict-item]  # what is refused
+        keys = self.record_batch({None: "1"})  # type: ignore[dict-item]  # to be refused
         for is_delete in (False, True):
             try:
                 with self._query().participant(keys.schema, Round(1, is_delete)) as participant:
@@ -243,7 +241,7 @@ class KeyedSinkContract(ABC):
                 winner.delete(SINK, self.record_batch({"c": None}))
                 committable = query.sealed(winner)
             query.publish(committable, batch_id=1)
-            seen = dict(self.rows())  # what is open may keep readers from what comes after it
+            seen = dict(self.rows())  # an open transaction may hold back readers
             assert (seen.get("a"), seen.get("b")) == ("1", "1"), f"the changes of an open attempt are visible: {seen}"
             raise InterruptedError
         query.sweep()
@@ -265,7 +263,7 @@ class KeyedSinkContract(ABC):
         self._require({"a": "2"})
 
     def test_a_late_commit_of_an_older_batch_takes_nothing_back(self) -> None:
-        """A coordinator that was paused in its call wakes up when a newer one has committed the next batch."""
+        """A coordinator that was paused in its call wakes up after a newer one has committed the next batch."""
         self._apply(0, {"a": "1", "b": "1"})
         old = self._pre_committed(1, {"b": "2"}, "a")
         self._query().publish(old, batch_id=1)
@@ -303,8 +301,8 @@ class KeyedSinkContract(ABC):
     # Processes that are killed. ---------------------------------------------------------------------------------
 
     def test_a_process_killed_at_any_step_of_a_keyed_batch_neither_loses_nor_revives_a_record(self) -> None:
-        """Each batch replaces a record, inserts one, and deletes the one that the batch before it has inserted, in each
-        of two tasks."""
+        """In each of two tasks, each batch replaces a record, inserts one, and deletes the one that the previous batch
+        inserted."""
         if not self.picklable:
             raise unittest.SkipTest("no other process can reach the target system")
         choice = Choice.given(self.kills)
@@ -323,7 +321,7 @@ class KeyedSinkContract(ABC):
         self._require({f"p{p}": f"{last}" for p in "01"} | {f"{last}.{p}": f"{last}" for p in "01"})
 
     def _require_whole(self, number: int, step: str) -> None:
-        """Look as a reader between a kill and the next start."""
+        """Read between a kill and the next start."""
         seen = self.rows()
         keys = [key for key, _ in seen]
         assert len(keys) == len({*keys}), f"a key is there twice after a kill at {step}: {seen}"
@@ -336,7 +334,7 @@ class KeyedSinkContract(ABC):
             assert (f"{number}.{p}" in found) is is_done, f"a part of a transaction after a kill at {step}: {seen}"
             assert (f"{number - 1}.{p}" in found) is (not is_done and number > 0), f"a kill at {step} revived: {seen}"
 
-    # What the tests share. --------------------------------------------------------------------------------------
+    # Shared by the tests. ---------------------------------------------------------------------------------------
 
     def _query(self) -> Query:
         return Query(self.make_sink, SINK, LOG_ID, travels=self.picklable, patience_s=self.patience_s)
@@ -349,7 +347,7 @@ class KeyedSinkContract(ABC):
         partition: int = 0,
         incarnation: int = FIRST_ROUND.incarnation,
     ) -> Committable:
-        """A transaction with these records and deletes, as a log gives it back."""
+        """Return a transaction with these records and deletes, as read back from the log."""
         query = self._query()
         round, schema = Round(incarnation, batch_id), self.record_batch({"": ""}).schema
         with query.participant(schema, round, partition) as participant:

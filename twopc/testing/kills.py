@@ -1,9 +1,9 @@
-"""Processes that write one batch and are killed at one of its steps, each followed by one that starts again.
+"""Processes that write one batch and are killed at one of its steps, each followed by a process that starts again.
 
 ``killed_at_each_step`` forks two processes per step: a query that kills itself there, and one on the same log that
 recovers and runs the batch again. A step is a call of a sink's method, or a line of the sink's own code in a
-``commit``, a ``complete`` and an ``announce``. All of them are forked from one warm parent, a Python that has imported
-what the sinks need and has no other thread.
+``commit``, ``complete`` or ``announce``. All processes are forked from one warm parent, a single-threaded Python that
+has imported what the sinks need.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEW = "TWOPC_KILLS"
-"""The environment variable that limits the kills of each test, as ``3@1217``: at most 3 steps, and number 1217 of the
-runs of a suite. Successive numbers choose other steps until each had its turn, so a suite that runs for every commit
-takes the number of its run, or the commit's hash as a number. Two in three steps are calls, and one is a line. Without
-``@`` the steps are the same in every run."""
+"""The environment variable that limits the kills of each test, such as ``3@1217``: at most 3 steps, in run 1217 of the
+suite. Successive run numbers choose other steps until each has had its turn. A suite that runs for every commit passes
+its run number, or the commit's hash as a number. Two in three steps are calls, the third is a line. Without ``@``, the
+steps are the same in every run."""
 
 HANGS_AFTER_S = 60
-"""No process here takes a second by itself. A target system that has just lost a client may let a new one wait; that
-time comes on top."""
+"""How long a process may take, besides the patience with the target system. None takes a second by itself, but a target
+system that has just lost a client may make a new one wait."""
 
 _CALLS = (
     "open",
@@ -64,7 +64,7 @@ _CALLS = (
     "recover",
 )
 _CALL = "call of "
-# What they change is decided, so the next process can't roll it back.
+# These change decided transactions, which the next process can't roll back.
 _BY_LINE = ("commit", "commit_batch", "complete", "announce")
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from twopc.testing.kills import serve; serve()"
@@ -74,11 +74,11 @@ Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which steps of a batch processes are killed at.
+    """The choice of a batch's steps at which processes are killed.
 
     Attributes:
-        at_most: how many.
-        run: the number of the run, of which each has other steps. None: the steps are spread evenly.
+        at_most: the most steps.
+        run: the number of the run, which selects the steps. None: the steps are spread evenly.
     """
 
     at_most: int
@@ -86,7 +86,7 @@ class Choice:
 
     @classmethod
     def given(cls, kills: int) -> Choice:
-        """Return the choice for a test of ``kills``, which the environment variable ``FEW`` may lower.
+        """Return the choice for a test with up to ``kills`` kills, which the environment variable ``FEW`` may lower.
 
         Raises:
             ValueError: the variable is not understood.
@@ -115,7 +115,7 @@ def _spread(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def _in_turn(numbers: Sequence[int], most: int, run: int) -> list[int]:
-    """The next ``most``, where every run before this one took as many."""
+    """Return the next ``most`` numbers, after all that earlier runs took."""
     return [numbers[(run * most + place) % len(numbers)] for place in range(min(most, len(numbers)))]
 
 
@@ -125,13 +125,13 @@ class Orders:
 
     Attributes:
         name: the sink's name in the query.
-        module: what defines the sink's class.
-        file: where that is, if it can't be imported by its name, such as a file of tests.
+        module: the module that defines the sink's class.
+        file: the module's file, in case it can't be imported by name, such as a file of tests.
         sink: the sink, unbound and pickled.
         batches: the records of each query, by partition; the first query is not killed.
         bad_records: how many records of each partition the sink refuses.
-        deletes: the records that each partition deletes, beside ``batches``; empty if none does.
-        folder: where the logs go.
+        deletes: the records that each partition deletes, besides ``batches``; empty if there are no deletes.
+        folder: the folder for the logs.
         patience_s: how long a call that raises ``Retriable`` is repeated.
         hangs_after_s: how long a process may take.
     """
@@ -158,17 +158,17 @@ def killed_at_each_step(
     bad_records: int = 0,
     deletes: Sequence[Sequence[pa.RecordBatch]] = (),
 ) -> Iterator[str]:
-    """Write each of ``batches`` by a query of its own, and kill each but the first at another step.
+    """Write each of ``batches`` with a separate query, and kill each query but the first at a different step.
 
-    ``patience_s`` is how long the target may give no answer. Of each record batch, ``bad_records`` are left out.
-    ``deletes`` has what each partition of a batch deletes.
+    ``patience_s``: how long the target system may give no answer. ``bad_records``: how many records of each record
+    batch are left out. ``deletes``: what each partition of each batch deletes.
 
     Yields:
-        After each kill, and before the query starts again: the step. The first is ``no kill``. There are fewer than
-        ``batches`` where the sink has fewer steps.
+        The step, after each kill and before the query starts again. The first is ``no kill``. If the sink has fewer
+        steps, not all ``batches`` are written.
 
     Raises:
-        AssertionError: a process could not go on where the one before it was killed.
+        AssertionError: a process could not continue where the one before it was killed.
     """
     orders = Orders(
         name=name,
@@ -213,9 +213,9 @@ def _errors(orders: Orders) -> Path:
 
 @dataclass(slots=True)
 class _WarmParent:
-    """A Python without threads, from which processes are forked. This one may have threads, which a fork would lose.
+    """A single-threaded Python from which processes are forked. This process may have threads, which a fork would lose.
 
-    It starts at the first call and ends with this process. At each call it takes over this process's environment.
+    It starts at the first call and ends with this process. With each call it adopts this process's environment.
     """
 
     _process: subprocess.Popen[bytes] | None = None
@@ -223,9 +223,9 @@ class _WarmParent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, function: Callable[..., int], orders: Orders, *arguments: object) -> int:
-        """Return what ``function(orders, *arguments)`` returns there, after it has imported the sink's module."""
+        """Call ``function(orders, *arguments)`` in the parent, after it has imported the sink's module."""
         with self._lock:
-            if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of that name
+            if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of the same name
                 self._end()
                 self._files[orders.module] = orders.file
             self._process = self._process or subprocess.Popen(  # noqa: S603  # this Python, and text of this module
@@ -239,13 +239,13 @@ class _WarmParent:
                 requests.write(pickle.dumps((*here, function, orders, arguments)))
                 requests.flush()
                 answer: int = pickle.load(answers)  # noqa: S301  # from the process that this one started
-            except BaseException:  # it may still be at work, and its answer would be taken for that to the next call
+            except BaseException:  # a late answer would be taken for that of the next call
                 self._end()
                 raise
             return answer
 
     def end(self) -> None:
-        """End the process. The next call starts another one."""
+        """End the process. The next call starts a new one."""
         with self._lock:
             self._end()
 
@@ -261,11 +261,11 @@ _parent = _WarmParent()
 atexit.register(_parent.end)
 
 
-# In the warm parent, and in what it forks. --------------------------------------------------------------------------
+# In the warm parent and its children. -------------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Answer the calls on standard input until it ends. A sink may print, so the answers have a copy of the output."""
+    """Answer calls on standard input until it ends. Answers go to a copy of standard output, as sinks may print."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with contextlib.suppress(EOFError):
@@ -280,7 +280,7 @@ def serve() -> None:
             try:
                 _import(orders.module, orders.file)
                 answer = function(orders, *arguments)
-            except Exception:  # noqa: BLE001  # whatever it is, the next call may be for another sink
+            except Exception:  # noqa: BLE001  # the next call may be for another sink
                 traceback.print_exc()
                 answer = 1
             pickle.dump(answer, answers)
@@ -299,7 +299,7 @@ def _import(name: str, file: str) -> None:
 
 
 def _forked(orders: Orders, run: Callable[..., None], *arguments: object) -> int:
-    """Run in a process of its own, killed when it hangs. Returns its exit code; below 0, the signal that killed it."""
+    """Run a function in a new process, which is killed if it hangs. Return its exit code; if negative, its signal."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -308,7 +308,7 @@ def _forked(orders: Orders, run: Callable[..., None], *arguments: object) -> int
         signal.setitimer(signal.ITIMER_REAL, orders.hangs_after_s)
         run(orders, *arguments)
         code = 0
-    except BaseException:  # noqa: BLE001  # whatever it is, the process that forked goes on
+    except BaseException:  # noqa: BLE001  # the process that forked goes on in any case
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -316,11 +316,11 @@ def _forked(orders: Orders, run: Callable[..., None], *arguments: object) -> int
 
 
 def _learn(orders: Orders) -> int:
-    """Write a batch without a kill, and import what that needs once, here, instead of in every process."""
+    """Write a batch without a kill, and import the modules that it needs, so that the processes need not."""
     code = _forked(orders, _write_and_take_notes)
     if code == 0:
         for name in json.loads(_notes(orders).read_text(encoding="utf-8"))["modules"]:
-            with contextlib.suppress(Exception):  # such as a module that was never a file
+            with contextlib.suppress(Exception):  # for example, a module without a file
                 importlib.import_module(name)
     return code
 
@@ -367,7 +367,7 @@ def _phase_one(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> Ca
 
 
 class _Steps:
-    """The steps of this process, and the number of the one at which it kills itself."""
+    """The steps of this process. ``kill_at``: the number of the step at which it kills itself."""
 
     def __init__(self, kill_at: int | None = None) -> None:
         self.reached: list[str] = []
@@ -375,7 +375,7 @@ class _Steps:
         self._traced: set[str] = set()
 
     def watch(self, sink: TwoPhaseCommitSink[Any]) -> None:
-        """Trace each call of ``sink`` from now on."""
+        """Record each call of ``sink`` from now on."""
         code = tuple(_code_of(sink))
         for name in filter(partial(hasattr, sink), _CALLS):  # not every sink commits whole batches
             setattr(sink, name, self._watched(name, getattr(sink, name), code))
@@ -385,7 +385,7 @@ class _Steps:
             self._reach(f"{_CALL}{name}")
             if name in self._traced or name not in _BY_LINE:
                 return method(*arguments)
-            self._traced.add(name)  # the lines of the first call are those of all
+            self._traced.add(name)  # later calls have the same lines
             sys.settrace(self._trace(name, code))
             try:
                 return method(*arguments)
@@ -395,12 +395,12 @@ class _Steps:
         return call
 
     def _trace(self, name: str, code: tuple[str, ...]) -> Trace:
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001  # Python gives three
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001  # Python passes three
             file = frame.f_code.co_filename
             if not file.startswith(code):
                 return None
             step = f"{name}, {Path(file).name} line {frame.f_lineno}"
-            if event == "line" and step in self.reached:  # a loop goes on as its second turn, when a part is done
+            if event == "line" and step in self.reached:  # a loop's second turn, after a part is done
                 step += " again"
             if event == "line" and step not in self.reached:
                 self._reach(step)
@@ -415,9 +415,9 @@ class _Steps:
 
 
 def _code_of(sink: TwoPhaseCommitSink[Any]) -> Iterable[str]:
-    """The files of the sink's own classes, or the folders of their packages."""
+    """Yield the files of the sink's own classes, or the folders of their packages."""
     for kind in type(sink).__mro__[: type(sink).__mro__.index(TwoPhaseCommitSink)]:
-        if kind is KeyedSink:  # which has no step of its own
+        if kind is KeyedSink:  # it has no steps
             continue
         file, depth = Path(inspect.getfile(kind)), kind.__module__.count(".")
         yield f"{file.parents[depth - 1]}{os.sep}" if depth else str(file)

@@ -1,4 +1,4 @@
-"""The contract of a log store as tests. The author of a store subclasses ``LogStoreContract``."""
+"""The contract of a log store as tests. Authors of stores subclass ``LogStoreContract``."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LogStoreContract(ABC):
     """
 
     races = 20
-    """How many slots the writers race for. Each may have another winner."""
+    """How many slots the writers race for. Each may have a different winner."""
 
     @abstractmethod
     def make_store(self) -> LogStore:
-        """Return a new store, with its own client, on the folder of the current test, which is empty at first."""
+        """Return a new store, with its own client, on the current test's folder, which is empty at first."""
 
     # Entries. ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class LogStoreContract(ABC):
 
     def test_of_many_writers_exactly_one_wins_a_slot(self) -> None:
         stores = [self.make_store() for _ in range(WRITERS)]
-        for number, store in enumerate(stores):  # a store is tried before its first entry, here by one at a time
+        for number, store in enumerate(stores):  # one at a time, because a trial precedes a store's first entry
             store.put_if_absent(self.races + number, b"")
         barrier = threading.Barrier(WRITERS)
 
@@ -128,7 +128,7 @@ class LogStoreContract(ABC):
         finally:
             sys.setswitchinterval(interval)
 
-    # The commit log there. --------------------------------------------------------------------------------------
+    # A commit log in the store. ---------------------------------------------------------------------------------
 
     def test_the_older_of_two_coordinators_is_fenced(self) -> None:
         older = _Log(self.make_store())
@@ -176,7 +176,7 @@ class LogStoreContract(ABC):
 
 
 class _Log:
-    """A new incarnation of the query that has its log in a store."""
+    """A new incarnation of the query whose log is in a store."""
 
     def __init__(self, store: LogStore) -> None:
         self._store, self.view = store, on_store(store, steps.open_log(store.url, "query", None))
@@ -189,11 +189,11 @@ class _Log:
 
 
 class _Died(BaseException):
-    """Ends a coordinator as a kill does."""
+    """Ends a coordinator like a kill."""
 
 
 class _DiesAtADelete:
-    """A store whose process dies at a delete, after ``deletes`` others."""
+    """A store whose process dies at a delete, after ``deletes`` successful ones."""
 
     def __init__(self, store: LogStore, deletes: int) -> None:
         self.url = store.url

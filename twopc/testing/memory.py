@@ -1,4 +1,4 @@
-"""Sinks whose target system is this process's memory: the smallest ones that keep the whole contract."""
+"""Sinks whose target system is this process's memory: the smallest that fulfill the whole contract."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryTarget:
         open: transaction id → records, pre-committed or not.
         deletes: id of an open transaction → the keys that it removes.
         committed: the ids of committed transactions.
-        batches: scope of a sink that commits whole batches → the newest one that is committed.
+        batches: scope of a sink that commits whole batches → its newest committed batch.
     """
 
     visible: list[dict[str, Any]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class MemoryTarget:
 
 
 class MemorySink(KeyedSink[Transaction]):
-    """Writes to a ``MemoryTarget``. It can't be pickled, since its target system is in this process.
+    """Writes to a ``MemoryTarget``. It can't be pickled, because its target system is in this process.
 
     Args:
         target: the target system.
@@ -122,9 +122,9 @@ class MemorySink(KeyedSink[Transaction]):
 
 
 class MemoryTableSink(WholeBatchSink[Transaction], MemorySink):
-    """Makes whole batches visible at once, as a table format does: a batch and its mark are committed together.
+    """Makes whole batches visible at once, as a table format does. A batch and its mark are committed together.
 
-    Sinks with the same target show a batch at one moment, as a catalog does that changes several tables at once.
+    Sinks with the same target show a batch at the same moment, as a catalog does that changes several tables at once.
     """
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
@@ -148,7 +148,7 @@ class MemoryTableSink(WholeBatchSink[Transaction], MemorySink):
         return self.target.batches.get(self.transactional_ids.scope, -1) >= batch_id
 
     def _lost(self, batch_id: int, committables: Sequence[Committable]) -> list[str]:
-        """Return the transactions of a batch that is not visible and can't be."""
+        """Return the transactions that a batch lacks, unless it is already visible."""
         names = [committable.transaction_id for committable in committables]
         return [] if self._is_visible(batch_id) else [name for name in names if name not in self.target.open]
 

@@ -24,13 +24,13 @@ FIRST_ROUND = Round(incarnation=1, batch_id=0)
 
 
 class Query:
-    """Makes every call from a new sink, like a process that knows nothing of the one before.
+    """Makes every call with a new sink, like a process that knows nothing of the one before.
 
     Args:
         make_sink: returns a new, unbound sink.
         name: the sink's name in the query.
         log_id: the id of the query's log.
-        travels: whether the sink can be pickled on its way to the participants.
+        travels: whether the sink is pickled on its way to the participants.
         patience_s: how long a call that raises ``Retriable`` is repeated.
     """
 
@@ -49,7 +49,7 @@ class Query:
         self._patience_s = patience_s
 
     def answered(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Repeat a call that raises ``Retriable``, as a coordinator does, and raise that when patience ends."""
+        """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
         return answered(self._patience_s, call, *arguments)
 
     def sink(self) -> TwoPhaseCommitSink[Any]:
@@ -62,7 +62,7 @@ class Query:
     def participant(
         self, schema: pa.Schema, round: Round = FIRST_ROUND, partition: int = 0, serial: int | None = None
     ) -> Participant:
-        """Return a task attempt whose sink the coordinator has validated for ``schema`` and sent to it."""
+        """Return a task attempt whose sink was validated for ``schema`` and sent by the coordinator."""
         sink = self.sink()
         self.answered(sink.require_valid, schema)
         return self.sent(sink, round, partition, serial)
@@ -84,7 +84,7 @@ class Query:
     def pre_committed(
         self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0, serial: int | None = None
     ) -> Committable:
-        """Write each of ``batches``, pre-commit, and return what a coordinator reads back from the log."""
+        """Write each of ``batches`` and pre-commit. Return the committable as read back from the log."""
         with self.participant(batches[0].schema, round, partition, serial) as participant:
             for batch in batches:
                 participant.write(self.name, batch)
@@ -106,7 +106,7 @@ class Query:
         self.answered(self.sink().complete, batch_id, committables)
 
     def publish(self, *committables: Committable, batch_id: int = FIRST_ROUND.batch_id) -> None:
-        """Commit and complete a decided batch of which no other sink has a part."""
+        """Commit and complete a decided batch that has no other sink."""
         self.commit(*committables, batch_id=batch_id)
         self.complete(batch_id, *committables)
 
@@ -119,7 +119,7 @@ class Query:
         self.answered(self.sink().abort, committable)
 
     def recover(self) -> list[Committable]:
-        """Return what the sink lists as open."""
+        """Return the transactions that the sink lists as open."""
         sink = self.sink()
         return self.answered(lambda: list(sink.recover()))
 
@@ -133,18 +133,18 @@ class Query:
 
 
 def answered(patience_s: float, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Repeat a call that raises ``Retriable`` for up to ``patience_s``, as a coordinator does, and then raise that."""
+    """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
     return until_answered("a test", call, *arguments, tell=_tell_nobody, patience_s=patience_s)
 
 
 def error_of(call: Callable[..., object], *arguments: object) -> Exception | None:
-    """Return the error that a call raises, or None. The test tells which it must be, or that only the effect counts."""
+    """Return the error that a call raises, or None. The caller checks the error, or only the call's effect."""
     try:
         call(*arguments)
-    except Exception as error:  # noqa: BLE001  # as above
+    except Exception as error:  # noqa: BLE001  # see above
         return error
     return None
 
 
 def _tell_nobody(event: Event) -> None:
-    """Observers are for queries, not for tests."""
+    """Report the event to no observer."""

@@ -1,4 +1,4 @@
-"""Values of Arrow types: the edges of each, those drawn beside them, and what tells two values apart."""
+"""Values of Arrow types: edge values, random values, and a form in which only identical values are equal."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ MOMENTS = tuple(
     for moment in (
         *("0001-01-01 00:00:00", "1582-10-10 12:00:00", "1969-12-31 23:59:59.999999", "1970-01-01 00:00:00"),
         *("2024-02-29 12:00:00.000001", "2026-03-29 02:30:00", "9999-12-31 23:59:59.999999"),
-        *("2026-10-25 00:30:00", "2026-10-25 01:30:00"),  # half past two in Berlin, both
+        *("2026-10-25 00:30:00", "2026-10-25 01:30:00"),  # both are 02:30 in Berlin
     )
 )
 CHARACTERS = ((32, 126), (0, 0x24F), (0x250, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF))
 _TEXT, _BINARY = ({f"{kind}", f"large_{kind}", f"{kind}_view"} for kind in ("string", "binary"))
-_STEPS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}  # Python holds no part of a microsecond
+_STEPS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}  # Python's finest unit is a microsecond
 _LARGEST = {16: 65504.0, 32: 3.4028234663852886e38, 64: 1.7976931348623157e308}
 _SMALLEST = {16: 2.0**-24, 32: 2.0**-149, 64: 5e-324}
 
 MAKES_SMALLER_S = 20.0
-"""How long Hypothesis looks for a small value of a column that changes values."""
+"""How long Hypothesis searches for a small value of a column whose values are changed."""
 
 
 def nested(*flat: pa.DataType, keys: Sequence[pa.DataType] = ()) -> list[pa.DataType]:
-    """Return types with all of ``flat`` in structs, lists and maps, one to three levels deep, and maps of ``keys``."""
+    """Return types with all of ``flat`` in structs, lists and maps, one to three levels deep, and maps for ``keys``."""
     whole = pa.struct([(f"f{number}", type) for number, type in enumerate(flat)])
     lists = pa.struct([(f"f{number}", pa.list_(type)) for number, type in enumerate(flat)])
     return [whole, lists, pa.list_(whole), pa.map_(pa.string(), pa.list_(whole)), *(pa.map_(key, key) for key in keys)]
 
 
 def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # one line per kind
-    """Return the values of a type that are damaged most easily, without null: none if no values of it are drawn."""
+    """Return the non-null values of a type that are most easily damaged; none if the type is not supported."""
     if types.is_dictionary(type):
         return edges(type.value_type)
     if types.is_boolean(type):
@@ -103,7 +103,7 @@ def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # on
 
 
 def drawn(type: pa.DataType, random: Random) -> Any:  # noqa: C901, PLR0911, PLR0912  # one line per kind
-    """Return a value of a type. None if no values of it are drawn."""
+    """Return a random value of a type; None if the type is not supported."""
     if types.is_dictionary(type):
         return drawn(type.value_type, random)
     if types.is_boolean(type):
@@ -146,7 +146,7 @@ def drawn(type: pa.DataType, random: Random) -> Any:  # noqa: C901, PLR0911, PLR
 
 
 def _within(type: pa.DataType, random: Random) -> Any:
-    """Return a value, and sometimes an edge."""
+    """Return a random value, or sometimes an edge value."""
     found = edges(type)
     return random.choice(found) if found and random.randrange(8) == 7 else drawn(type, random)
 
@@ -156,7 +156,8 @@ def _or_null(type: pa.DataType, random: Random) -> Any:
 
 
 def _few(most: int, random: Random) -> int:
-    """Return a number of digits from 1, more often a small one: a column may be narrower than the Arrow type."""
+    """Return a number of digits from 1 to ``most``, more often a small one, as a column may be narrower than the Arrow
+    type."""
     return random.randint(1, random.randint(1, most))
 
 
@@ -183,7 +184,7 @@ def _drawn_time(random: Random) -> time_of_day:
 
 
 def label(type: pa.DataType, number: int, random: Random) -> Any:
-    """Return a value that no other number has, where the type is of text, bytes or large enough numbers."""
+    """Return a value that is unique to ``number`` if the type is text, bytes or large enough integers."""
     if str(type) in _BINARY:
         return b"%d" % number
     if str(type) in _TEXT:
@@ -192,7 +193,7 @@ def label(type: pa.DataType, number: int, random: Random) -> Any:
 
 
 def leaves(value: Any, type: pa.DataType, name: str) -> Iterator[str]:
-    """Yield the name of each non-null part of a value. A value that is not nested has one part."""
+    """Yield the path of each non-null leaf of a value. A value that is not nested is one leaf."""
     if value is None:
         return
     if types.is_struct(type):
@@ -210,13 +211,13 @@ def leaves(value: Any, type: pa.DataType, name: str) -> Iterator[str]:
 
 
 def values_of(type: pa.DataType) -> st.SearchStrategy[Any]:
-    """Return what Hypothesis draws by ``edges`` and ``drawn``, and makes smaller."""
+    """Return a strategy that draws from ``edges`` and ``drawn``, and shrinks."""
     every = edges(type)
     return st.sampled_from(range(len(every))).map(every.__getitem__) | st.randoms().map(partial(drawn, type))
 
 
 def smallest(is_wrong: Callable[[Any], bool], type: pa.DataType) -> tuple[Any] | None:
-    """Return a small value of a type that is wrong, if Hypothesis finds one within ``MAKES_SMALLER_S``."""
+    """Return a small value for which ``is_wrong``, if Hypothesis finds one within ``MAKES_SMALLER_S``."""
     found: list[Any] = []
     until = time.monotonic() + MAKES_SMALLER_S
 
@@ -235,13 +236,13 @@ def smallest(is_wrong: Callable[[Any], bool], type: pa.DataType) -> tuple[Any] |
             found.append(value)
             raise AssertionError
 
-    with contextlib.suppress(AssertionError, Flaky):  # flaky: the time was over
+    with contextlib.suppress(AssertionError, Flaky):  # flaky: the time ran out
         require()
     return (found[-1],) if found else None
 
 
 def batch_of(schema: pa.Schema, rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as a slice of a longer record batch, as Spark's may be."""
+    """Return rows as a slice of a longer record batch, as Spark's batches may be."""
     longer = [rows[-1], *rows, rows[0]]
     columns = [pa.array([row[field.name] for row in longer], field.type) for field in schema]
     return pa.record_batch(columns, schema=schema).slice(1, len(rows))
@@ -273,11 +274,11 @@ def _bounds(type: pa.DataType) -> tuple[int, int]:
 
 
 def _scaled(unscaled: int, type: pa.DataType) -> Decimal:
-    return Decimal(f"{unscaled}E-{type.scale}")  # exactly, whatever decimal's context
+    return Decimal(f"{unscaled}E-{type.scale}")  # exact in any decimal context
 
 
 def _cut(moment: Any, type: pa.DataType) -> Any:
-    """Without what the unit of a type does not hold."""
+    """Return a moment truncated to the unit of a type."""
     step = _STEPS[type.unit]
     return moment.replace(microsecond=moment.microsecond // step * step)
 
