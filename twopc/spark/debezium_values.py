@@ -1,8 +1,8 @@
-"""A value of a Debezium record as Arrow takes it: exactly the source's, or refused. This module needs no Spark.
+"""Values in Debezium records as Arrow values: decoded exactly, or refused. Needs no Spark.
 
-Debezium's encodings are values, too: a ``numeric`` may be the bytes of an integer whose scale is in the record's schema
-alone, and a time is a number of days, milliseconds, microseconds or nanoseconds by the column's precision. Each is
-decoded by the schema that comes with the record, or refused with the connector's setting that repairs it.
+Many of Debezium's encodings are ambiguous without the record's schema: a ``numeric`` may be the bytes of an integer
+whose scale only the schema has, and a time may be a number of days, milliseconds, microseconds or nanoseconds. Each
+value is decoded by the schema in its record, or refused with advice on the connector's setting.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class Column:
 
     name: str
     kind: str  # one of ``_DECODERS``
-    bits: int = 64  # of an integer or a floating-point number
+    bits: int = 64  # the size of an integer or a floating-point number
     digits: tuple[int, int] = (0, 0)  # precision and scale of a decimal
-    elements: Column | None = None  # what an array consists of
+    elements: Column | None = None  # the elements of an array
 
 
 class Number(str):
-    """A number with a fraction or an exponent, as the record spells it."""
+    """The text of a JSON number that has a fraction or an exponent."""
 
     __slots__ = ()
 
 
 class Undecodable(Exception):
-    """A value can't be decoded exactly. The message says what repairs it, and no value."""
+    """A value can't be decoded exactly. The message has advice, but not the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of JSON, and what is known of it."""
+    """A JSON value, its column and its schema."""
 
     value: Any
     column: Column
-    described: Mapping[str, Any] | None  # what the record's schema has for it; None if the record has no schema
-    decimals: str  # ``string`` if the connector sends decimals as text, where the record has no schema
+    described: Mapping[str, Any] | None  # the value's part of the record's schema; None if the record has none
+    decimals: str  # in a record without a schema, ``string`` if the connector sends decimals as text
 
     @property
     def name(self) -> str | None:
@@ -70,8 +70,8 @@ class Given:
 
 
 def decoded(given: Given) -> Any:
-    """Return a value as Arrow takes it for the column: days since 1970 for a date, microseconds for a timestamp. Raises
-    Undecodable: the value does not fit the column exactly, or only the schema could tell what it means."""
+    """Return the Arrow value for a column: days since 1970 for a date, microseconds for a timestamp. Raises
+    Undecodable: the value does not fit the column exactly, or is ambiguous without a schema."""
     return _DECODERS[given.column.kind](given)
 
 
@@ -104,7 +104,7 @@ def _float(given: Given) -> float:
         kept = struct.unpack("f", struct.pack("f", number))[0] if is_single else number
     except OverflowError:
         raise rounds from None
-    # The text of a 32-bit number, such as 0.1, is a short one of the value: only the schema tells that.
+    # The shortest text of a 32-bit number, such as 0.1, is not its exact value. Only the schema shows that it is one.
     is_short = given.type == "float" and isinstance(value, Number)
     if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
         raise rounds
@@ -126,11 +126,11 @@ _OF_DAY = {
     "io.debezium.time.MicroTime": 10**3,
     "io.debezium.time.NanoTime": 1,
 }
-"""A time of the day by its name in the schema → its unit in nanoseconds."""
+"""The name of a type for times of day in the schema → its unit in nanoseconds."""
 
 
 def _time_of_day(value: int, unit_ns: int) -> str:
-    """Return a time as databases write it: without zeros at the end of the fraction."""
+    """Return a time as databases write it, without trailing zeros."""
     seconds, ns = divmod(value * unit_ns, 10**9)
     fraction = f".{ns:09}".rstrip("0").rstrip(".")
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
@@ -179,7 +179,7 @@ def _decimal(given: Given) -> Decimal:
     try:
         exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
         return number.quantize(Decimal((0, (1,), -scale)), context=exactly)
-    except (Inexact, InvalidOperation):  # such as for 999.995 in DECIMAL(5,2), which rounding would make too large
+    except (Inexact, InvalidOperation):  # also raised for 999.995 in DECIMAL(5,2), as rounding overflows
         if int(number.normalize(_EXACT).as_tuple().exponent) < -scale:
             text = f"the number has more than {scale} digits after the point: declare a larger scale"
         else:
@@ -189,7 +189,7 @@ def _decimal(given: Given) -> Decimal:
 
 def _scaled(text: str, scale: str | int) -> Decimal:
     unscaled = int.from_bytes(_unbased(text), "big", signed=True)
-    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # no text, of which Python bounds the digits of an integer
+    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # not by text, whose digits Python limits
 
 
 def _spelled(text: str) -> Decimal:
@@ -222,7 +222,7 @@ _NANOS = {
     "io.debezium.time.MicroTimestamp": 10**3,
     "io.debezium.time.NanoTimestamp": 1,
 }
-"""A timestamp without a zone by its name in the schema → its unit in nanoseconds."""
+"""The name of a type for timestamps without a zone in the schema → its unit in nanoseconds."""
 
 
 def _timestamp_ntz(given: Given) -> int:
@@ -283,7 +283,7 @@ def _array(given: Given) -> list[Any]:
 
 
 def _wrong(declared: str, given: Given) -> Undecodable:
-    """Return the error for a value of another kind than the declared one."""
+    """Return the error for a value whose type is not the declared one."""
     value, name = given.value, given.name
     kind = name or given.type or ("number" if isinstance(value, int | Number) else type(value).__name__)
     if name in (_DECIMAL, _VARIABLE):
