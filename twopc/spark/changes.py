@@ -135,7 +135,7 @@ class ByKey:
         first = dict[Keyed, str]()
         for name, keyed in outputs.items():
             if first.setdefault(keyed, name) == name:
-                frame = self._together(frame, name, keyed, tasks)
+                frame = self._add_changes(frame, name, keyed, tasks)
         of_outputs = {
             column: name for name, keyed in outputs.items() for column in (name, *_beside(frame, name, keyed))
         }
@@ -148,7 +148,7 @@ class ByKey:
             kept += [f"{record} AS {quoted(name)}"] if in_structs else values
         return frame.selectExpr(*kept)
 
-    def _together(self, frame: DataFrame, name: str, keyed: Keyed, tasks: int | None) -> DataFrame:
+    def _add_changes(self, frame: DataFrame, name: str, keyed: Keyed, tasks: int | None) -> DataFrame:
         found = _with_change(frame, name, keyed)
         if tasks is None or tasks == 1:
             return found
@@ -183,11 +183,11 @@ def _partition(frame: DataFrame, name: str, keyed: Keyed) -> list[str]:
     """Return the SQL expressions to partition by. Rows that the output does not take have a null key: without
     ``_APART``, all of them would be in one task."""
     apart = _APART + name
-    keys = (_exact(frame, column) for column in _keys(name, keyed))
+    keys = (_without_collation(frame, column) for column in _keys(name, keyed))
     return [*keys, *([quoted(apart)] if apart in frame.columns else ())]
 
 
-def _exact(frame: DataFrame, column: str) -> str:
+def _without_collation(frame: DataFrame, column: str) -> str:
     """Return the SQL of a column without its collation: texts that a collation calls equal are two keys to a sink."""
     collation = getattr(frame.schema[column].dataType, "collation", _BINARY)
     return quoted(column) if collation == _BINARY else f"collate({quoted(column)}, '{_BINARY}')"

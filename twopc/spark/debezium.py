@@ -153,7 +153,7 @@ def debezium(
         cut = f"max(IF({OP} = '{TRUNCATE}', {ORDER}, NULL)) OVER ({over})"
         changes = changes.selectExpr("*", f"{cut} AS `twopc cut`")
         changes = changes.where(f"`twopc cut` IS NULL OR {ORDER} > `twopc cut`").drop("twopc cut")
-    return _merged(changes, key, table)
+    return _fill_missing_values(changes, key, table)
 
 
 def _schema(schema: StructType | str) -> StructType:
@@ -270,7 +270,7 @@ _LARGE = (StringType, BinaryType, ArrayType)
 """Types of values that a source may leave out of a change."""
 
 
-def _merged(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFrame:
+def _fill_missing_values(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFrame:
     """Fill in values that a record lacks from the nearest earlier record of its key in the batch. The search stops at a
     delete."""
     tasks = tasks_of(changes)

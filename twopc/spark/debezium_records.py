@@ -67,7 +67,7 @@ class Decoder:
         if value is None:
             yield from self._of_tombstone(key, place)
             return
-        payload, schema = _unwrapped(_parsed(value, place))
+        payload, schema = _unwrap(_parsed(value, place))
         if not isinstance(payload, dict):
             _refuse(place, "its value is not an object of JSON. Set value.converter to Connect's JsonConverter")
         if self.flattened:
@@ -111,14 +111,14 @@ class Decoder:
         if op not in (*WRITES, DELETE):
             _refuse(place, f"its operation {str(op)[:9]!r} is unknown")
         position = self._position(payload.get("source"), place)
-        named, before = self._named(key, place), (payload.get("before"), _within(schema, "before"))
+        named, before = self._named(key, place), (payload.get("before"), _nested_fields(schema, "before"))
         if op == DELETE:
             yield self._deletion(named or before, position, place)
             return
         after = payload.get("after")
         if not isinstance(after, dict):
             _refuse(place, f"its operation is {op!r}, and it has no 'after'")
-        row = self._written(after, _within(schema, "after"), op, position, place)
+        row = self._written(after, _nested_fields(schema, "after"), op, position, place)
         if self._has_key(before[0]):
             old = self._deletion(before, position, place)
             is_another = self._key_of(old) != self._key_of(row)
@@ -154,7 +154,7 @@ class Decoder:
         The Kafka key has the source's values. ``before`` has the table's defaults for values that the source did not
         log.
         """
-        named, fields = (None, None) if key is None else _unwrapped(_parsed(key, place))
+        named, fields = (None, None) if key is None else _unwrap(_parsed(key, place))
         if named is None:
             return None
         if not self._has_key(named):
@@ -310,7 +310,7 @@ def _parsed(text: bytes, place: Place) -> Any:
         _refuse(place, "it is not JSON. Set the connector's converters to Connect's JsonConverter")
 
 
-def _unwrapped(parsed: Any) -> tuple[Any, Any]:
+def _unwrap(parsed: Any) -> tuple[Any, Any]:
     """Return a record's payload and the fields of its schema by name; None for a record without a schema."""
     if isinstance(parsed, dict) and parsed.keys() == {"schema", "payload"}:
         return parsed["payload"], _fields(parsed["schema"])
@@ -323,7 +323,7 @@ def _fields(schema: Any) -> Any:
     return {each.get("field"): each for each in schema.get("fields", ())}
 
 
-def _within(fields: Any, name: str) -> Any:
+def _nested_fields(fields: Any, name: str) -> Any:
     return None if fields is None else _fields(fields.get(name))
 
 

@@ -78,13 +78,13 @@ def decoded(given: Given) -> Any:
 def _boolean(given: Given) -> bool:
     if isinstance(given.value, bool):
         return given.value
-    raise _wrong("BOOLEAN", given)
+    raise _wrong_type("BOOLEAN", given)
 
 
 def _integer(given: Given) -> int:
     value, bits = given.value, given.column.bits
     if type(value) is not int or given.name is not None:
-        raise _wrong("an integer", given)
+        raise _wrong_type("an integer", given)
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
     raise Undecodable(f"the number does not fit into {bits} bits: declare a wider type")
@@ -95,7 +95,7 @@ def _float(given: Given) -> float:
     declared, wider = ("FLOAT", "DOUBLE") if is_single else ("DOUBLE", "BIGINT or DECIMAL")
     is_number = isinstance(value, int | float | Number) and not isinstance(value, bool)
     if not is_number or given.name is not None or (is_single and given.type == "double"):
-        raise _wrong(declared, given)
+        raise _wrong_type(declared, given)
     if isinstance(value, float):  # NaN or an infinity
         return value
     rounds = Undecodable(f"{declared} may not have the number exactly: declare {wider}")
@@ -117,7 +117,7 @@ def _text(given: Given) -> str:
         return _time_of_day(value, _OF_DAY[given.name])
     if type(value) is str and given.type != "bytes":
         return value
-    raise _wrong("STRING", given)
+    raise _wrong_type("STRING", given)
 
 
 _OF_DAY = {
@@ -143,11 +143,11 @@ def _bytes(given: Given) -> bytes:
             " STRING"
         )
     if given.type == "bytes" and given.name is None and isinstance(given.value, str):
-        return _unbased(given.value)
-    raise _wrong("BINARY", given)
+        return _from_base64(given.value)
+    raise _wrong_type("BINARY", given)
 
 
-def _unbased(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
@@ -161,20 +161,20 @@ _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, In
 def _decimal(given: Given) -> Decimal:
     value, described, name = given.value, given.described, given.name
     if name == _DECIMAL and isinstance(value, str):
-        number = _scaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
+        number = _from_unscaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
     elif name == _VARIABLE and isinstance(value, dict):
-        number = _scaled(value["value"], value["scale"])
+        number = _from_unscaled(value["value"], value["scale"])
     elif type(value) is int and name is None:
         number = Decimal(value)
     elif type(value) is str and (given.type == "string" if described is not None else given.decimals == "string"):
-        number = _spelled(value)
+        number = _from_text(value)
     elif type(value) is str and described is None:
         raise Undecodable(
             f"without its schema, nothing tells the scale of a decimal: set {_SCHEMAS} in the connector; or"
             " decimal.handling.mode=string there, and give debezium(..., decimals='string')"
         )
     else:
-        raise _wrong("DECIMAL", given)
+        raise _wrong_type("DECIMAL", given)
     precision, scale = given.column.digits
     try:
         exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
@@ -187,12 +187,12 @@ def _decimal(given: Given) -> Decimal:
         raise Undecodable(text) from None
 
 
-def _scaled(text: str, scale: str | int) -> Decimal:
-    unscaled = int.from_bytes(_unbased(text), "big", signed=True)
+def _from_unscaled(text: str, scale: str | int) -> Decimal:
+    unscaled = int.from_bytes(_from_base64(text), "big", signed=True)
     return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # not by text, whose digits Python limits
 
 
-def _spelled(text: str) -> Decimal:
+def _from_text(text: str) -> Decimal:
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -213,7 +213,7 @@ def _date(given: Given) -> int:
             return (date.fromisoformat(found[1]) - _EPOCH.date()).days
         except ValueError:
             raise Undecodable("it is no date of the years 1 to 9999") from None
-    raise _wrong("DATE", given)
+    raise _wrong_type("DATE", given)
 
 
 _NANOS = {
@@ -236,22 +236,22 @@ def _timestamp_ntz(given: Given) -> int:
                 " time.precision.mode=isostring"
             )
     if isinstance(value, str) and name in (None, "io.debezium.time.IsoTimestamp"):
-        return _of_iso(value)
-    raise _wrong("TIMESTAMP_NTZ", given)
+        return _from_iso(value)
+    raise _wrong_type("TIMESTAMP_NTZ", given)
 
 
 def _timestamp(given: Given) -> int:
     value, name = given.value, given.name
     if isinstance(value, str) and name in (None, "io.debezium.time.ZonedTimestamp"):
         if (found := _ISO.fullmatch(value)) and found["zone"]:
-            return _of_iso(value)
+            return _from_iso(value)
         raise Undecodable("it is no timestamp with a zone: declare TIMESTAMP_NTZ")
     if name in _NANOS:
         raise Undecodable("the source's column has no zone: declare TIMESTAMP_NTZ")
-    raise _wrong("TIMESTAMP", given)
+    raise _wrong_type("TIMESTAMP", given)
 
 
-def _of_iso(text: str) -> int:
+def _from_iso(text: str) -> int:
     found = _ISO.fullmatch(text)
     if found is None:
         raise Undecodable("it is no timestamp of the years 1 to 9999 in ISO 8601")
@@ -276,13 +276,13 @@ def _micros(ns: int) -> int:
 def _array(given: Given) -> list[Any]:
     assert given.column.elements is not None
     if not isinstance(given.value, list):
-        raise _wrong("ARRAY", given)
+        raise _wrong_type("ARRAY", given)
     items = None if given.described is None else given.described.get("items")
     of_element = replace(given, column=given.column.elements, described=items)
     return [None if each is None else decoded(replace(of_element, value=each)) for each in given.value]
 
 
-def _wrong(declared: str, given: Given) -> Undecodable:
+def _wrong_type(declared: str, given: Given) -> Undecodable:
     """Return the error for a value whose type is not the declared one."""
     value, name = given.value, given.name
     kind = name or given.type or ("number" if isinstance(value, int | Number) else type(value).__name__)

@@ -161,10 +161,10 @@ _TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?
 
 _KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
-_FORGETFUL = re.compile(r"TextSocket|ShareGroup|KafkaShare")
+_UNREPEATABLE_SOURCES = re.compile(r"TextSocket|ShareGroup|KafkaShare")
 """Matches class names of sources that can't read a batch's records again."""
 
-_UNDECIDED = {
+_UNSUPPORTED_TRIGGERS = {
     "RealTimeTrigger": "real-time mode passes records on before it has recorded what a batch reads",
     "ContinuousTrigger": "continuous processing has no batches",
 }
@@ -224,7 +224,7 @@ class BatchInput:
 
     def _look(self, batch_id: int, before: BatchReads | None) -> BatchReads:
         if before is not None and before.batch_id == batch_id - 1:
-            entry, began, follows = self._entry(self._in_memory(batch_id)), before.ends, None
+            entry, began, follows = self._entry(self._entry_in_memory(batch_id)), before.ends, None
         else:
             entry, began, follows = self._entry(self._written(batch_id)), {}, read_before(self._folder, batch_id)
             if batch_id and stands_for_files(entry):
@@ -271,7 +271,7 @@ class BatchInput:
                 entry["folders"] = self._folders
         return entry
 
-    def _in_memory(self, batch_id: int) -> str:
+    def _entry_in_memory(self, batch_id: int) -> str:
         """Return Spark's offset log entry from memory, in the form that Spark has written."""
         self._buffer.reset()
         self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
@@ -315,7 +315,7 @@ def _require_repeatable(query: Any) -> None:
     Spark refuses most of these cases itself, unless configured not to.
     """
     trigger = _class_of(query.trigger()).rpartition(".")[2]
-    if why := _UNDECIDED.get(trigger.removesuffix("$")):
+    if why := _UNSUPPORTED_TRIGGERS.get(trigger.removesuffix("$")):
         raise ConfigurationError(
             f"the query has the trigger {trigger}: {why}, so nothing could be exactly once. Nothing was written. Use"
             " trigger(processingTime=...) or trigger(availableNow=True)."
@@ -326,7 +326,7 @@ def _require_repeatable(query: Any) -> None:
             " batch reads, and might plan another one after a crash. Nothing was written. Remove that option."
         )
     for source in each(query.sources()):
-        if _FORGETFUL.search(_class_of(source)):
+        if _UNREPEATABLE_SOURCES.search(_class_of(source)):
             raise ConfigurationError(
                 f"the source {source.toString()} can't give a batch's records again after a crash, so a batch that was"
                 " not decided would be lost. Nothing was written. Read from a source with offsets, such as Kafka or"
@@ -334,14 +334,14 @@ def _require_repeatable(query: Any) -> None:
             )
 
 
-_OF_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
+_LEAVES_WITH_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
 """Leaves of a plan that may have rows of the batch: the batch itself, or a frame created from its rows."""
 
 
 def _require_made_of_batch(frame: DataFrame) -> None:
     """Raise ConfigurationError if no row of a frame can come from the query's batch."""
     leaves = [str(leaf.nodeName()) for leaf in each(java.of_frame(frame).logicalPlan().collectLeaves())]
-    if _OF_ROWS.isdisjoint(leaves):
+    if _LEAVES_WITH_ROWS.isdisjoint(leaves):
         raise ConfigurationError(
             "the frame that was to be written is not made of the query's batch: it only reads"
             f" {', '.join(sorted(set(leaves)))}. Nothing was written. Such rows might be others when Spark repeats the"

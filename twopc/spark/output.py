@@ -221,7 +221,7 @@ class Rows:
                 yield part.of(is_change(changed, Change.WRITE))
                 yield replace(part.of(is_change(changed, Change.DELETE)), deletes=True)
                 continue
-            taken = self._taken(batch, name)
+            taken = self._rows_taken_by(batch, name)
             yield part if taken is None else part.of(taken)
 
     def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
@@ -230,12 +230,12 @@ class Rows:
             return None
         left = None
         for name in self.sinks:
-            if (taken := self._taken(batch, name)) is None:
+            if (taken := self._rows_taken_by(batch, name)) is None:
                 return None
             left = pc.invert(taken) if left is None else pc.and_not(left, taken)
         return left
 
-    def _taken(self, batch: pa.RecordBatch, name: str) -> pa.BooleanArray | None:
+    def _rows_taken_by(self, batch: pa.RecordBatch, name: str) -> pa.BooleanArray | None:
         """Return which rows of a record batch a sink gets; None for all."""
         if name not in self.chosen:
             return None

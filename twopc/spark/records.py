@@ -40,7 +40,7 @@ FIXED = frozenset(
 )
 """The names of types with values of a fixed size. Names, because earlier versions of Spark lack some of the types."""
 
-_KEPT = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
+_UNCHANGED = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
 """Types without parts that a sink gets unchanged. Spark passes a variant as a struct of two binary values, and can't
 pass an interval of months."""
 
@@ -75,7 +75,7 @@ def unkept(of_spark: DataType) -> DataType | None:
         case UserDefinedType():
             parts = [of_spark.sqlType()]
         case _:
-            return None if type(of_spark).__name__ in _KEPT else of_spark
+            return None if type(of_spark).__name__ in _UNCHANGED else of_spark
     return next((found for found in map(unkept, parts) if found is not None), None)
 
 
@@ -153,11 +153,11 @@ def hash_of(columns: Mapping[str, StructField]) -> str:
     """Return the SQL of a record's hash. ``columns`` are the frame's, as evaluating an expression such as rand() again
     would give another value. Their names are hashed too: another plan may have swapped two columns."""
     names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
-    values = _hash_apart({value: field.dataType for value, field in columns.items()})
+    values = _hash_separately({value: field.dataType for value, field in columns.items()})
     return f"xxhash64({', '.join(values)}) ^ {names}L"
 
 
-def _hash_apart(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
+def _hash_separately(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
     """Return the SQL expressions that hash several values, with a separator in between. Spark's hash skips nulls:
     without a separator, a single value would hash the same in whichever column it is."""
     inputs = (_hash_inputs(value, of_spark, depth) for value, of_spark in values.items())
@@ -173,7 +173,7 @@ def _hash_inputs(value: str, of_spark: DataType, depth: int) -> list[str]:
     match of_spark:
         case StructType():
             fields = {f"{value}.{quoted(field.name)}": field.dataType for field in of_spark}
-            return [*_hash_apart(fields, depth), f"{value} IS NULL"]
+            return [*_hash_separately(fields, depth), f"{value} IS NULL"]
         case ArrayType():
             each = f"each{depth}"
             element = f"xxhash64({', '.join(_hash_inputs(each, of_spark.elementType, depth + 1))})"

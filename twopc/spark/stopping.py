@@ -242,7 +242,7 @@ def _has_outage(text: str) -> bool:
 # Draining: before the stop, the query processes what its sources have. ----------------------------------------------
 
 _DRAIN_INTERVAL_S = 0.05
-_TOLD_INTERVAL_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 
 def wait_until_drained(query: StreamingQuery) -> None:
@@ -259,7 +259,7 @@ def wait_until_drained(query: StreamingQuery) -> None:
     paused.start()
     told_s = time.monotonic()
     while query.isActive and paused.is_alive() and not goal.is_reached(query.lastProgress):
-        if time.monotonic() - told_s >= _TOLD_INTERVAL_S:
+        if time.monotonic() - told_s >= _LOG_INTERVAL_S:
             told_s = time.monotonic()
             logger.warning("query %s is not drained yet: %s", query.id, goal)
         time.sleep(_DRAIN_INTERVAL_S)

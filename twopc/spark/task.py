@@ -346,11 +346,11 @@ def refusals_from_tasks() -> Iterator[None]:
             raise errors.ConfigurationError(reason) from None
         for reason in _UNFIT_PYTHON.findall(str(error))[-1:]:
             hosts = _LOST_TASK.findall(str(error))[-1:]
-            raise errors.ConfigurationError(_unfit(reason, *hosts)) from None
+            raise errors.ConfigurationError(_unfit_message(reason, *hosts)) from None
         raise
 
 
-def _unfit(reason: str, host: str | None = None) -> str:
+def _unfit_message(reason: str, host: str | None = None) -> str:
     where = f"the executor at {host}" if host else "an executor"
     advice = (
         "Give the executors the driver's version of Python, and"

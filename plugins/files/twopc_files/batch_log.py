@@ -188,7 +188,7 @@ class BatchLog:
                     f"batch {batch_id} is committed, and {self.path}, which should list it, is gone. Start the query"
                     " again: it begins a new log with all files in the folder."
                 )
-            if newest < slot and self._put(slot, self._caught_up(newest, slot, files)):
+            if newest < slot and self._put(slot, self._catch_up(newest, slot, files)):
                 self._prune(slot)
             else:
                 self._verify(batch_id, files)
@@ -217,7 +217,7 @@ class BatchLog:
             return False
         return True
 
-    def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
+    def _catch_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
         """Create the entries between ``newest`` and ``slot``, whose batches were committed without this log.
 
         Spark rejects a log with a gap, and reads only files that the log lists. So the first of these entries lists

@@ -39,7 +39,7 @@ class Csv(LinesFormat):
     null_value: str = ""
 
     def checker(self, schema: pa.Schema) -> Check:
-        of_nulls = [_taken_for_null(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
+        of_nulls = [_null_value_rule(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
         return checker(schema, (*of_nulls, NOT_UTF8, YEARS, TIMES))
 
     def encoder(self, schema: pa.Schema) -> Encode:
@@ -60,7 +60,7 @@ _EMPTY_LINE = Rule(
 )
 
 
-def _taken_for_null(null_value: str) -> Rule:
+def _null_value_rule(null_value: str) -> Rule:
     """Return the rule against values whose text is ``null_value``: most readers ignore the quotes."""
 
     def concerns(field: pa.Field) -> bool:
@@ -75,7 +75,7 @@ def _taken_for_null(null_value: str) -> Rule:
             return True
 
     def first(column: pa.Array) -> int | None:
-        return first_true(pc.equal(_converted(column, written_as(column.type)).cast(pa.string()), null_value))
+        return first_true(pc.equal(_convert(column, written_as(column.type)).cast(pa.string()), null_value))
 
     return Rule(
         concerns,
@@ -100,7 +100,7 @@ class _Encoder:
         self._options = kind.write_options()
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
-        columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
+        columns = [_convert(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
         lines = pa.BufferOutputStream()
         csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)
         self._options.include_header = False
@@ -124,7 +124,7 @@ def _may_have_exponent(type_: pa.DataType) -> bool:
     return bool(types.is_decimal(type_) and type_.scale > 6)
 
 
-def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, type_: pa.DataType) -> pa.Array:
     written = column.cast(type_)
     if types.is_floating(column.type):
         for arrows, everybodys in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):

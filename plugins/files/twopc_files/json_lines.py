@@ -73,12 +73,12 @@ class _Encoder:
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
-            columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
+            columns = [_convert(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
             records = (dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True))
             yield b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
-def _converted(column: pa.Array, convert: Convert) -> list[Any]:
+def _convert(column: pa.Array, convert: Convert) -> list[Any]:
     values: list[Any] = column.to_pylist()
     return values if convert is None else [None if value is None else convert(value) for value in values]
 

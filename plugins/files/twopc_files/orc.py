@@ -97,7 +97,7 @@ class OrcRecords:
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``."""
         before = self._lent.written_bytes
-        self._writer.write(pa.table([_without_surprises(column) for column in batch.columns], schema=batch.schema))
+        self._writer.write(pa.table([_without_writer_bugs(column) for column in batch.columns], schema=batch.schema))
         self._lent.check()
         grown = self._lent.written_bytes > before  # by a stripe
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
@@ -114,7 +114,7 @@ class OrcRecords:
         self._lent.discard(self._writer)
 
 
-def _without_surprises(column: pa.Array) -> pa.Array:
+def _without_writer_bugs(column: pa.Array) -> pa.Array:
     """Copy columns with structs, to work around two bugs in the ORC writer of pyarrow 26. For a slice with null
     structs, it writes records from outside the slice. For a null struct in a struct, it writes the values below the
     null in place of the next ones."""

@@ -39,7 +39,7 @@ class SparkMetadata:
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Owner and digest are in fields that Spark does not know, on a line about a
         folder, which Spark ignores."""
-        lines = [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
+        lines = [_status(f"{self.url}/{_quote(file.path)}", file.size_bytes, file.listed_ms) for file in files]
         own = _status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner, sha256=digest(lines))
         return b"\n".join([_VERSION, own, *lines])
 
@@ -76,13 +76,13 @@ def spark_metadata(fs: Any, folder: str, owner: str, kept_for_s: float = KEPT_FO
 
 def _url(fs: Any, folder: str) -> str:
     if isinstance(fs, LocalFileSystem):
-        return f"file://{_quoted(folder)}"
+        return f"file://{_quote(folder)}"
     if "abfs" in fs.protocol:  # Hadoop names the account in the URL
         container, _, path = folder.partition("/")
         host = fs.service_client.primary_hostname.replace(".blob.", ".dfs.")
-        return f"abfss://{container}@{host}/{_quoted(path)}"
+        return f"abfss://{container}@{host}/{_quote(path)}"
     scheme, _, path = str(fs.unstrip_protocol(folder)).partition("://")
-    return f"{_SCHEMES.get(scheme, scheme)}://{_quoted(path)}"
+    return f"{_SCHEMES.get(scheme, scheme)}://{_quote(path)}"
 
 
 def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **more: str) -> bytes:
@@ -92,7 +92,7 @@ def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **mo
     return orjson.dumps({**status, **block, "action": "add", **more})
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """Quote ``path`` as java.net.URI does: Spark compares the text when it looks for partition columns."""
     if path.isascii():
         return quote(path, safe=_SAFE)  # a hundred times as fast, as a compact entry may list many files

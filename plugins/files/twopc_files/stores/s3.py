@@ -75,7 +75,7 @@ class S3(Bucket):
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
-            return _not_known(check, error)
+            return _unknown_result(check, error)
         if any(found["UploadId"] == upload for found in listed):
             return CheckResult.passed(check)
         return CheckResult.warning(
@@ -128,7 +128,7 @@ class S3(Bucket):
                 check, f"refused: {error}. A commit looks at the object that it has published", _GRANT
             )
         except OSError as error:
-            yield _not_known(check, error)
+            yield _unknown_result(check, error)
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -260,7 +260,7 @@ class S3File(FileOfParts):
         return replace(super().made_durable(), parts=digest(self._etags))
 
 
-def _not_known(check: str, error: OSError) -> CheckResult:
+def _unknown_result(check: str, error: OSError) -> CheckResult:
     return CheckResult.warning(check, f"not known: {error}", "repeat the check")
 
 
