@@ -1,5 +1,5 @@
-"""The ``twopc`` command, with which an operator sees and settles what is in doubt, gives up what is lost, and checks
-target systems before there is a query."""
+"""The ``twopc`` command: shows and settles transactions in doubt, gives up lost ones, and checks target systems before
+there is a query."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Readings as metrics of Prometheus, through its client library (extra ``prometheus``), which also serves them.
+"""Serves readings as Prometheus metrics, by its client library (extra ``prometheus``).
 
-A scrape reads no log. It gets the newest reading of each (``twopc.cli.readings``).
+A scrape reads no log. It returns the newest reading of each log (``twopc.cli.readings``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from twopc.errors import ConfigurationError
 
 
 def serve(host: str, port: int, watched: Sequence[Watched]) -> int:
-    """Serve the metrics of ``watched`` on daemon threads. Return the port; 0 takes a free one. Raises
-    ConfigurationError: nothing can be served there."""
+    """Serve the metrics of ``watched`` on daemon threads. Return the port, which is a free one if ``port`` is 0. Raises
+    ConfigurationError: the address can't be used."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadingsCollector(watched))
     try:
@@ -84,6 +84,6 @@ METRICS = (*METRICS_OF_LOGS, *METRICS_OF_SINKS)
 
 
 def _encodable(label: str) -> str:
-    """Return a label that can be served. A path may have bytes that are no UTF-8, and JSON half a surrogate pair; one
-    such label would make each scrape of all logs fail."""
+    """Return a label that UTF-8 can encode. Paths may have invalid bytes, and JSON may have lone surrogates; a single
+    such label would fail every scrape."""
     return label.encode(errors="replace").decode()

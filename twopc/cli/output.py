@@ -1,4 +1,4 @@
-"""The output of a command: one document, as JSON for programs, as tables for operators."""
+"""The output of a command: one document, as JSON for programs or as tables for operators."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from twopc.exit_codes import ExitCode, exit_code
 Document: TypeAlias = "dict[str, Any]"
 
 WIDE = 200
-"""Columns if the output is no terminal: a log file or a pager can scroll, and ids should stay in one piece."""
+"""The width if the output is not a terminal: log files and pagers scroll, and ids should not be wrapped."""
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 SHOWN = 50
-"""Rows of one table. A batch may have one transaction for each of thousands of partitions; JSON has them all."""
+"""The most rows that a table shows. A batch may have a transaction for each of thousands of partitions; JSON has
+all."""
 
 
 @dataclass
 class Report:
-    """The document of one command, as far as it got."""
+    """A command's document, complete as far as the command got."""
 
     document: Document = field(default_factory=dict)
     opened: bool = False
     code: ExitCode = ExitCode.FINE
 
     def fail(self, error: BaseException, redact: Callable[[str], str]) -> None:
-        """Add the error that ended the command."""
+        """Add the error that ended the command, and set the exit code."""
         self.code = exit_code(error, self.opened)
         message = str(error) or "interrupted"
         if self.code is ExitCode.OTHER:
@@ -47,7 +48,7 @@ class Report:
         self.document["error"] = {"kind": kind_of(error), "message": redact(message)}
 
     def show(self, as_json: bool, draw: Callable[[Console, Document], None]) -> None:
-        """Print the results to standard output, and an error to standard error as well."""
+        """Print the document to standard output; with tables, print the error to standard error."""
         if as_json:
             print(json.dumps({**self.document, "exit_code": int(self.code)}, indent=1))
         else:
@@ -59,20 +60,20 @@ class Report:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the error's class in the catalog, or the name of a class that is not in it."""
+    """Return the error's class in the catalog, or the name of its own class."""
     if isinstance(error, TwoPhaseCommitError) and not isinstance(error, NoAnswer):
         return error.kind
     return type(error).__name__
 
 
 def say(text: str) -> None:
-    """Print a line for the operator, beside the results."""
+    """Print a line for the operator to standard error."""
     print(f"twopc: {readable(text)}", file=sys.stderr, flush=True)
 
 
 def readable(value: Any) -> Any:
-    """Return a document whose texts show control characters, and halves of surrogate pairs, as their codes. Whoever can
-    write to a log's place can put them into its texts: a terminal would obey the first, and take none of the others."""
+    """Return a document with control characters and lone surrogates replaced by their codes. Anyone who can write to a
+    log's folder can put them there: a terminal obeys control characters, and lone surrogates can't be printed."""
     if isinstance(value, str):
         return value.translate(_CONTROL).encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -81,7 +82,7 @@ def readable(value: Any) -> Any:
 
 
 def standard_output() -> Console:
-    """Return a console that prints text as is, and wraps it only if the output is a terminal."""
+    """Return a console that prints text as it is, and wraps it only for a terminal."""
     width = None if sys.stdout.isatty() else WIDE
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
@@ -95,7 +96,7 @@ def facts(values: Mapping[str, str]) -> Table:
 
 
 def table(title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) -> Group:
-    """Draw at most ``SHOWN`` rows, and how many more there are."""
+    """Draw at most ``SHOWN`` rows, and the number of the others."""
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         drawn.add_column(column, overflow="fold")
@@ -106,7 +107,7 @@ def table(title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) 
 
 
 def verdicts_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Group:
-    """The transactions of ``twopc.cli.verdicts``, in words."""
+    """Draw judged transactions (``twopc.cli.verdicts``), with the meaning of each verdict."""
     cells = [
         (
             row["sink"],
@@ -121,10 +122,10 @@ def verdicts_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Group:
 
 
 def batch_number(batch_id: int | None, nothing: str = "none") -> str:
-    """The number of a batch, or ``nothing`` before the first batch."""
+    """Return a batch's number as text, or ``nothing`` before the first batch."""
     return nothing if batch_id is None or batch_id < 0 else str(batch_id)
 
 
 def record_count(records: int | None) -> str:
-    """The number of records, or a question mark where it is not known."""
+    """Return a number of records as text, or a question mark if unknown."""
     return "?" if records is None else str(records)

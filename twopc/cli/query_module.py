@@ -1,4 +1,4 @@
-"""A query as its own program builds it: ``MODULE:NAME``, as other commands name an application."""
+"""Loads a query from its own program, named as ``MODULE:NAME``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WHAT = (
 def read_query(
     where: str,
 ) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
-    """Import a query's module, from the current folder too, and return its sinks by name and the place of its log.
-    Raises ConfigurationError: the module can't be imported, or has no such query."""
+    """Import a query's module, which may be in the current folder, and return its sinks by name and its log. Raises
+    ConfigurationError: the module can't be imported, or has no such query."""
     module, _, name = where.partition(":")
     if not module or not name:
         raise ConfigurationError(f"--query takes MODULE:NAME, such as jobs.orders:write, not {where!r}. {_WHAT}.")
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # a Path would be none that import takes
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # import ignores a Path
     try:
         from twopc.spark.doctor import sinks_and_log
         from twopc.spark.foreach_batch import ForeachBatch
@@ -38,7 +38,7 @@ def read_query(
         return sinks_and_log(writer)
     except TwoPhaseCommitError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's module raises, or a program that ends itself
+    except (Exception, SystemExit) as error:  # the user's module may raise anything, or exit
         raise ConfigurationError(
             f"the query {where!r} can't be loaded: {type(error).__name__}: {error}. {_WHAT}. The module must be"
             " importable from the current folder without starting the query; start it under"

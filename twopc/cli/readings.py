@@ -1,5 +1,5 @@
-"""Logs and the open transactions of sinks: each read again and again on a thread of its own, so that one that answers
-slowly holds up no other. Nothing is changed."""
+"""Reads logs and the open transactions of sinks repeatedly. Each has a thread of its own, so that a slow one does not
+hold up the others. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from twopc.log.history import FollowedLog, History, NoLog
 from twopc.sink import OpenTransactions, TwoPhaseCommitSink
 
 Sample: TypeAlias = "tuple[str, list[str], float]"
-"""The name of a metric, the values of its labels, and its value."""
+"""A metric's name, the values of its labels, and its value."""
 
 
 class Watched(ABC):
-    """A log or a sink that is read again and again, on a thread of its own.
+    """A log or a sink that is read repeatedly, on a thread of its own.
 
-    ``name`` is what operators read, and holds no secret. ``is_up``: whether the newest reading has succeeded.
-    ``problem``: why it has failed, or None.
+    ``name`` is for operators, without secrets. ``is_up``: whether the newest reading succeeded. ``problem``: why it
+    failed, or None.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Watched(ABC):
         """Yield the metrics of the newest reading."""
 
     def read(self) -> None:
-        """Read once. Keep an error as ``problem``, beside the last reading."""
+        """Read once. If that fails, keep the last reading, and the error as ``problem``."""
         try:
             self._read()
             self.is_up, self.problem = True, None
-        except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
+        except Exception as error:  # noqa: BLE001  # any error may pass
             self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
     def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> Callable[[], None]:
-        """Read every ``interval_s``, on a daemon thread, first after ``after_s``. Return a function that ends it.
-        ``say`` is given a line when something becomes readable, or no longer is."""
+        """Start a daemon thread that reads every ``interval_s``, first after ``after_s``. Return a function that stops
+        it. ``say`` gets a line whenever the log or sink becomes readable or unreadable."""
         ends = threading.Event()
 
         def run() -> None:
@@ -67,7 +67,7 @@ class Watched(ABC):
                 self.read()
                 found = self._found() if self.problem is None else f"can't be read: {self.problem}"
                 if (line := f"{self.name}: {found}") != said:
-                    with contextlib.suppress(OSError):  # such as a full disk: the readings go on
+                    with contextlib.suppress(OSError):  # such as a full disk; keep reading
                         say(line)
                     said = line
 
@@ -77,15 +77,15 @@ class Watched(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LogReading:
-    """A log as it was read."""
+    """One reading of a log."""
 
-    history: History | None  # what the log has; None if no query has begun one yet
+    history: History | None  # the log's contents; None if no query has begun a log yet
     samples: Sequence[Sample]  # its metrics
 
 
 class WatchedLog(Watched):
-    """A log, and its newest successful ``reading``; None before the first. ``clock``: seconds since the epoch. Raises
-    ConfigurationError like ``twopc.log.store.open_store``."""
+    """A log and its newest successful ``reading``, which is None before the first. ``clock`` returns seconds since the
+    epoch. Raises ConfigurationError like ``twopc.log.store.open_store``."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self._followed = FollowedLog(url)
@@ -113,7 +113,7 @@ class WatchedLog(Watched):
 
 
 def _samples_of_log(name: str, at_s: float, history: History | None, oldest_in_doubt_s: float) -> Iterator[Sample]:
-    """Yield what a log has at one moment. Raises CorruptLog if the time of an entry is none."""
+    """Yield the metrics of a log at one moment. Raises CorruptLog: an entry's time can't be parsed."""
     yield "twopc_log_read_timestamp_seconds", [name], at_s
     yield "twopc_log_entries", [name], len(history.entries) if history else 0
     if history is None:
@@ -131,17 +131,17 @@ def _samples_of_log(name: str, at_s: float, history: History | None, oldest_in_d
     yield "twopc_log_unanswered_seconds", of_query, history.notice.waited_s if history.notice else 0.0
     yield "twopc_oldest_in_doubt_seconds", of_query, oldest_in_doubt_s
     yield "twopc_usual_in_doubt_seconds", of_query, usual_in_doubt_s(history.entries)
-    # Every sink of the query, so that no series ends when its batch is committed.
+    # For every sink of the query, so that no time series ends when a batch is committed.
     for sink in sorted({*tail.prefixes, *(name for each in (*decided, *given_up) for name in each)}):
         yield "twopc_in_doubt_transactions", [*of_query, sink], sum(len(each.get(sink, ())) for each in decided)
         yield "twopc_abandoned_transactions", [*of_query, sink], sum(len(each.get(sink, ())) for each in given_up)
 
 
 class _Doubt:
-    """The age of the oldest batch in doubt.
+    """Measures the age of the oldest batch in doubt.
 
-    The log's times are by the writer's clock, which may differ from the reader's. So the age is never less than the
-    time for which the reader has seen the batch in doubt, and never more than the time since it last saw it was not.
+    Times in the log are by the writer's clock, which may differ from the reader's. So the age is bounded by what the
+    reader saw: at least the time since it first saw the batch in doubt, at most the time since the reading before that.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class _Doubt:
         self._last_s = float("-inf")
 
     def note(self, history: History | None, at_s: float) -> float:
-        """Return the age in a log that was read at ``at_s``."""
+        """Return the age, for a log that was read at ``at_s``."""
         decision = next(iter(history.tail.unresolved), None) if history else None
         if history is None or decision is None:
             self._batch = None
@@ -166,10 +166,10 @@ class _Doubt:
 
 
 def usual_in_doubt_s(entries: Sequence[Entry]) -> float:
-    """Return how long a batch of these entries usually is in doubt: the median, over the batches whose commit the
-    incarnation that decided them has recorded. 0 if there is none.
+    """Return how long a batch in these entries is usually in doubt: the median over batches that one incarnation both
+    decided and recorded as committed; 0 if there is none.
 
-    A batch is in doubt in the log until the next decision, although it was committed long before.
+    In the log, a batch is in doubt until the next decision, although it was committed long before.
     """
     return statistics.median(_settling_times_s(entries) or [0.0])
 
@@ -189,7 +189,7 @@ def _settling_times_s(entries: Sequence[Entry]) -> list[float]:
 
 
 def timestamp(written_at: str) -> float:
-    """Return an entry's time in seconds since the epoch. Raises CorruptLog if it is none."""
+    """Return an entry's time in seconds since the epoch. Raises CorruptLog: it can't be parsed."""
     try:
         return datetime.fromisoformat(written_at).timestamp()
     except ValueError:
@@ -201,20 +201,20 @@ def timestamp(written_at: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SinkReading:
-    """The open transactions of a sink, as they were read."""
+    """One reading of a sink's open transactions."""
 
     at_s: float  # when the reading began, in seconds since the epoch
     owner: str
     open: OpenTransactions
-    # How long committed readers have been seen at the same position of some place, with more behind it; 0 if they are
-    # nowhere, None if the sink does not know.
+    # The longest time for which committed readers have been held back at one position; 0 if they are not, None if the
+    # sink can't find out.
     held_back_s: float | None
 
 
 class WatchedSink(Watched):
-    """A sink of the query of ``log``, and its newest successful ``reading``; None before the first, and while there is
-    no log. ``sink`` is its name in the query, and ``target`` is tied to no log. It ``waits`` if the log was not there,
-    or not read yet, so that nothing was asked."""
+    """A sink of the query of ``log`` and its newest successful ``reading``, which is None before the first and while
+    there is no log. ``sink`` is its name in the query, and ``target`` is not bound to a log. ``waits``: whether the
+    sink was not read because the log does not exist or has not been read yet."""
 
     def __init__(
         self,
@@ -245,8 +245,8 @@ class WatchedSink(Watched):
         self.reading = SinkReading(at_s, history.tail.owner, found, held_back_s)
 
     def _bind(self, query: Entry) -> TwoPhaseCommitSink[Any]:
-        """Return the sink under its name in the log, which another log may have replaced. Raises ConfigurationError:
-        the log knows no such sink, or another prefix of its transactions."""
+        """Return the sink bound to the log, and bind it again if another log has taken its place. Raises
+        ConfigurationError: the log has no such sink, or has another prefix for it."""
         if self._bound is not None and self._bound[0] == query.log_id:
             return self._bound[1]
         prefix = self._target.prefix

@@ -1,4 +1,4 @@
-"""Recovery without an engine: the coordinator's own code, over the sinks that the operator describes."""
+"""Recovery without an engine: the coordinator's own code, with the sinks in the operator's file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Work:
         match event:
             case TransactionCommitted(sink, batch_id, committable):
                 row = _row(sink, committable) | {"batch_id": batch_id}
-                if row not in self.committed:  # after a transaction was given up, it is committed again
+                if row not in self.committed:  # recovery runs again after a transaction was given up
                     self.committed.append(row)
             case TransactionReplayed(sink, batch_id, lost, replacement):
                 row = _row(sink, replacement) | {"batch_id": batch_id, "lost_transaction_id": lost.transaction_id}
@@ -48,7 +48,7 @@ class Work:
                 pass
 
     def sort(self) -> None:
-        """Put the rows in one order: transactions are committed beside each other, and end in any."""
+        """Sort the rows: transactions are committed in parallel, and end in any order."""
         for rows in (self.committed, self.replayed, self.aborted):
             rows.sort(key=lambda row: (str(row["sink"]), str(row["transaction_id"])))
 
@@ -59,7 +59,7 @@ def _row(sink: str, committable: Committable) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True)
 class Lost:
-    """A decided transaction that a repeated commit does not make visible, and why."""
+    """A decided transaction that can't be committed, and why."""
 
     sink: str
     committable: Committable
@@ -71,7 +71,7 @@ class Lost:
 
 
 class Recovery:
-    """Recovery of one log, over the sinks of the sinks file."""
+    """Recovery of one log, with the sinks in the sinks file."""
 
     def __init__(
         self, history: History, sinks: Mapping[str, TwoPhaseCommitSink[Any]], replay_copies: str | None
@@ -88,7 +88,7 @@ class Recovery:
     # Without changing anything. -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse what recovery would fail at, before it fences a driver.
+        """Raise the errors that recovery would end with, before it fences a driver.
 
         Raises:
             LogMismatch: the log has work for a sink that is not in the file, or a sink has another prefix in the file.
@@ -110,8 +110,8 @@ class Recovery:
             )
 
     def look(self) -> list[Judged]:
-        """Return every transaction of this log that is open in a target system, or decided, with the verdict on it.
-        Raises LogMismatch: a sink has another prefix than in the log."""
+        """Return the verdict on every transaction of this log that is decided, or open in a target system. Raises
+        LogMismatch: a sink has another prefix than in the log."""
         check_prefixes(self._history.tail, self._prefixes)
         open_ = {name: self._open_in(name) for name in self._sinks}
         newest = read_tail(self._history.store)
@@ -135,16 +135,16 @@ class Recovery:
             if any(pool.owns_exact(written) for pool in pools)
         ]
 
-    # What changes the log and the target systems. ------------------------------------------------------------------
+    # Changing the log and the target systems. ----------------------------------------------------------------------
 
     @property
     def incarnation(self) -> int | None:
-        """The incarnation that was opened; None before."""
+        """The incarnation that recovery opened, or None before."""
         return self._coordinator.incarnation
 
     def end_orphans(self) -> None:
-        """Roll back every open transaction of a round that is over, and open no incarnation. Transactions that may
-        belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver
+        """Roll back the open transactions of rounds that are over, without opening an incarnation. Transactions that
+        may belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver
         can decide those that it reports as undecided. Raises TwoPhaseCommitError: a target system could not roll one
         back."""
         ended: list[Judged] = []
@@ -156,24 +156,25 @@ class Recovery:
             ended = orphans  # the next look shows what Kafka leaves open in a partition
 
     def run(self) -> None:
-        """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""
+        """Open a new incarnation, commit every decided transaction, abort the others, and close the log. Raises like
+        ``Coordinator.run``."""
         with self._coordinator:
             self._coordinator.recover()
 
     @property
     def stuck(self) -> int | None:
-        """The batch at which ``run`` failed: all older ones are committed. None if all batches are."""
+        """The batch at which ``run`` failed; all older ones are committed. None if every batch is committed."""
         return next(iter(self._coordinator.in_doubt), None)
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
-        """Return the transactions of a batch that can't be committed, after ``run`` failed at it. All others that were
-        due with them are then committed, or will be written again: from their replay copies, or by a query that
-        computes them again. With ``even_if_repairable``, return also those that could be committed if an operator
-        removed a cause, and those that a query could compute again.
+        """Return the transactions that can't be committed of the batch at which ``run`` failed. All others that were
+        due are then committed, or will be written again: from their replay copies, or by a query that computes them
+        again. With ``even_if_repairable``, also return those that could be committed if an operator removed the cause,
+        and those that a query could compute again.
 
-        Raises OperatorRequired: such a cause, without ``even_if_repairable``; all transactions were tried. Fenced: a
-        newer coordinator has opened the log. TwoPhaseCommitError: any other reason for which one can't be committed
-        now.
+        Raises OperatorRequired: an operator could remove the cause, and ``even_if_repairable`` is false; all
+        transactions were tried. Fenced: a newer coordinator has opened the log. TwoPhaseCommitError: a transaction
+        can't be committed now for any other reason.
         """
         found = [each for failed in self._coordinator.lost(batch_id) for each in self._lost(failed, even_if_repairable)]
         repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]
@@ -183,7 +184,7 @@ class Recovery:
 
     def _lost(self, failed: FailedCommit, even_if_recomputable: bool) -> list[Lost]:
         error = failed.error
-        if isinstance(error, Refused):  # the batch is decided, whatever it says
+        if isinstance(error, Refused):  # too late to refuse: the batch is decided
             error = OperatorRequired(error.message, sink=failed.sink, transaction_id=failed.transaction_id)
         if not isinstance(error, OperatorRequired):
             raise error
@@ -195,7 +196,7 @@ class Recovery:
         return [Lost(failed.sink, committable, error) for committable in failed.committables]
 
     def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
-        """Write into the log that ``lost`` is given up. From then on no coordinator commits it. Raises like ``run``."""
+        """Record in the log that ``lost`` is given up. No coordinator commits it afterwards. Raises like ``run``."""
         given_up: dict[str, list[Committable]] = {}
         for transaction in lost:
             given_up.setdefault(transaction.sink, []).append(transaction.committable)

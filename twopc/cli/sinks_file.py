@@ -1,4 +1,4 @@
-"""The sinks file, which describes how to reach target systems: the log holds no options and no secrets.
+"""The sinks file. It describes how to reach target systems, since the log has no options and no secrets.
 
 .. code-block:: toml
 
@@ -27,11 +27,11 @@ else:
     import tomli as tomllib
 
 _REFERENCE = re.compile(r"\$\{(?:file:(?P<file>[^}]+)|(?P<variable>[A-Za-z_][A-Za-z0-9_]*))\}")
-_SHORTEST_HIDDEN = 4  # a shorter value would occur in every second word
+_SHORTEST_HIDDEN = 4  # shorter values occur in ordinary words
 
 
 class Redaction:
-    """Replaces values from the environment or from files by their references, in all that a command prints."""
+    """Replaces values from the environment or from files by their references, in everything that a command prints."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, str] = {}
@@ -47,8 +47,8 @@ class Redaction:
 
 
 def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
-    """Create the sinks that the file describes, by name. Values that it refers to are added to ``redact``. Raises
-    ConfigurationError: the file can't be read, or a sink can't be created; names the sink and the option."""
+    """Create the sinks that the file describes, by name. Adds the values of references to ``redact``. Raises
+    ConfigurationError: the file can't be read, or a sink can't be created; the error has the sink and the option."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +84,7 @@ def _flatten(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 
 def _fill_in(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
-    """Replace every ``${NAME}`` from the environment, and every ``${file:PATH}`` by the contents of the file."""
+    """Replace every ``${NAME}`` by the environment variable, and every ``${file:PATH}`` by the contents of the file."""
     if not isinstance(value, str):
         return value
     where = f"{path}: sink {sink!r}, option {key!r}"
@@ -108,7 +108,7 @@ def _read_variable(name: str, where: str) -> str:
 
 
 def _read_file(name: str, where: str) -> str:
-    """Read a file, without the end of its last line, which editors add."""
+    """Read a file, without the line end that editors add at its end."""
     try:
         return Path(name).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from twopc.transactional_ids import TransactionalIdPool
 
 
 class Verdict(Enum):
-    """The log's verdict on a transaction: values for programs, meanings for operators."""
+    """The log's verdict on a transaction. Values are for programs, meanings for operators."""
 
     DECIDED = "decided"
     ENDED = "ended"
@@ -37,7 +37,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One transaction with the log's verdict. ``batch_id`` and ``records`` are known of decided transactions."""
+    """One transaction with the log's verdict. ``batch_id`` and ``records`` are known for decided transactions."""
 
     sink: str
     verdict: Verdict
@@ -60,9 +60,9 @@ class Judged:
 
 
 def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) -> list[Judged]:
-    """Return the verdict on every transaction that the sink of ``pool`` has open, or that is decided for it.
+    """Return the verdict on every transaction that is open in the sink of ``pool``, or decided for it.
 
-    ``tail`` must have been read after ``open_`` was listed. A transaction decided in between then counts as decided.
+    ``tail`` must be read after ``open_`` is listed, so that a transaction decided in between counts as decided.
     """
     found = list(open_)
     is_open = among(found)
@@ -76,7 +76,7 @@ def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) 
 
 
 def _judge_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:
-    # A driver writes the batch after the newest decided one, and transactions of decided ones again.
+    # A running driver writes the batch after the newest decided one, and replaces lost transactions of decided batches.
     following = 0 if tail.decided is None else tail.decided + 1
     unresolved = [decision.batch_id for decision in tail.unresolved]
     if pool.owns_exact(transaction_id):

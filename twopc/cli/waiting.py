@@ -1,7 +1,7 @@
-"""Calls to target systems, which may take long or never end: on a thread of their own, with a line about the wait.
+"""Calls to target systems that may take long or never return. Each runs on a thread, while lines report the wait.
 
-A call that runs out of time is left where it is, and the process ends. To the log and the target systems this is a
-crash, which a command may suffer at any instruction, as a driver may.
+A call that runs out of time is abandoned, and the process ends. To the log and the target systems this is a crash,
+which is safe at any instruction of a command, as it is for a driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twopc.errors import Retriable
 from twopc.events import CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 
 FIRST_WORD_S = 2.0
-"""The wait before the first line, when an operator begins to wonder. After that, each pause is twice as long."""
+"""The wait before the first line, when an operator begins to wonder. Each later pause is twice as long."""
 
 STEP_S = 0.5
 
@@ -26,11 +26,12 @@ ResultT = TypeVar("ResultT")
 
 
 class NoAnswer(Retriable):
-    """A target system did not answer within the time that the caller gave it."""
+    """A target system did not answer within the caller's time limit."""
 
 
 class _LastWarning(logging.Handler):
-    """Keeps the newest warning of a client, which logs why its attempts failed. twopc reports its own by events."""
+    """Keeps the newest warning of a client library, which says why its attempts failed. Ignores twopc's own warnings,
+    which are reported by events."""
 
     text = ""
 
@@ -43,7 +44,7 @@ class _LastWarning(logging.Handler):
 
 
 class Waiting:
-    """Runs calls one after the other, within ``timeout_s`` for all of them together."""
+    """Runs calls one after the other, within a total of ``timeout_s``."""
 
     def __init__(self, timeout_s: float, say: Callable[[str], None]) -> None:
         self._timeout_s = timeout_s
@@ -54,15 +55,15 @@ class Waiting:
         self._warning = _LastWarning()
 
     def call(self, what: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Return ``function(*arguments)``. ``what`` names the call in lines and errors. Raises NoAnswer: the call takes
-        too long."""
+        """Return ``function(*arguments)``. ``what`` names the call in output and errors. Raises NoAnswer: the call
+        takes too long."""
         self._for = self._call = what
         answer = Future[ResultT]()
 
         def run() -> None:
             try:
                 answer.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001  # raised again by the caller's thread
+            except BaseException as error:  # noqa: BLE001  # re-raised in the caller's thread
                 answer.set_exception(error)
 
         started = time.monotonic()
@@ -78,7 +79,7 @@ class Waiting:
 
     def _wait(self, answer: Future[Any]) -> None:
         started, next_word_s = time.monotonic(), FIRST_WORD_S
-        # In short steps: a Ctrl-C that comes just before a wait begins is not seen before it ends.
+        # In short steps, as Python handles a Ctrl-C that arrives just before a wait only after it.
         while True:
             step_s = min(STEP_S, max(0.0, min(next_word_s, self._left_s) - (time.monotonic() - started)))
             if wait([answer], step_s).done:
@@ -97,7 +98,7 @@ class Waiting:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        """Name what the coordinator does as what the command waits for."""
+        """Take the coordinator's current step as the reason for the wait."""
         match event:
             case PhaseEntered(phase, _):
                 self._for = f"the coordinator is {phase.value}"

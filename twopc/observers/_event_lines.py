@@ -1,8 +1,9 @@
 """Events as lines of JSON, and back. No I/O.
 
-A line has the time of its event in a key that is named for the event, such as ``finished_at``, and the event's fields.
-Events that may come for many transactions of a batch share lines. Handles of transactions are left out: with some, a
-transaction can be ended. Anybody may have written to a file: a line is read only if every value is of its type.
+A line has the event's time, in a key that identifies the event, such as ``finished_at``, and the event's fields. Events
+that may occur for many transactions of a batch share lines. Transactions' handles are left out, since some of them
+allow ending a transaction. Anyone may have written to a file, so a line is accepted only if every value has the right
+type.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from twopc.phases import Phase
 from twopc.transaction import Committable
 
 EVENTS_PER_LINE = 500
-"""The most events per line: their committables take about 100 kB."""
+"""The most events per line. Their committables take about 100 kB."""
 
 _KINDS: dict[str, type[Any]] = {
     "entered_at": PhaseEntered,
@@ -51,14 +52,14 @@ Values: TypeAlias = "dict[str, Any]"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An event that was read from a file. ``at`` is when it happened, in UTC."""
+    """An event that was read from a file. ``at`` is its time in UTC."""
 
     at: datetime
     event: Event
 
 
 def group_of(event: Event) -> tuple[object, ...] | None:
-    """Return a key that is equal for events that may share a line; None for an event that has a line of its own."""
+    """Return a key that is equal for events that may share a line; None for an event that needs its own line."""
     match event:
         case TransactionAborted(sink, _, recovered, owner):
             return TransactionAborted, sink, recovered, owner
@@ -70,13 +71,13 @@ def group_of(event: Event) -> tuple[object, ...] | None:
 
 
 def encode(events: Sequence[Event], at: datetime) -> bytes:
-    """Return the line of events of one group, or of one event of no group. ``at`` is when the last one happened."""
+    """Return the line for the events of a group, or for a single event. ``at`` is the time of the last one."""
     values: Values = _to_json(events[-1])
     if isinstance(events[-1], CallRetried):
         values["times"] = len(events)
     elif "committable" in values:
         del values["committable"]
-        values["transactions"] = [_to_json(getattr(event, "committable")) for event in events]  # noqa: B009  # of two
+        values["transactions"] = [_to_json(getattr(event, "committable")) for event in events]  # noqa: B009  # of two kinds
     time = {_KEYS[type(events[-1])]: at.isoformat(timespec="milliseconds")}
     return json.dumps(time | values).encode() + b"\n"
 
@@ -93,7 +94,7 @@ def _to_json(value: Any) -> Any:
             value = [*map(_to_json, value)]
         case _ if is_dataclass(value):
             value = {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
-        case _ if hasattr(value, "serialize"):  # a schema of Arrow
+        case _ if hasattr(value, "serialize"):  # an Arrow schema
             value = base64.b64encode(value.serialize()).decode()
     return value
 
@@ -102,7 +103,8 @@ def _to_json(value: Any) -> Any:
 
 
 def decode(line: bytes) -> list[Recorded]:
-    """Return the events of a line; none if they are of another kind, or if it can't be read, as if truncated."""
+    """Return the events in a line; none if their kind is unknown, or the line can't be read, for example if it is
+    truncated."""
     try:
         values = json.loads(line)
         [key] = values.keys() & _KINDS.keys()
@@ -121,7 +123,7 @@ def _events(kind: type[Any], values: Values) -> list[Event]:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Return the value of a field of this type. Raises ValueError, TypeError or KeyError for any other."""
+    """Return the value for a field of this type. Raises ValueError, TypeError or KeyError: it has another type."""
     if kind in _READERS:
         return _READERS[kind](value)
     if kind in _PLAIN:
@@ -133,12 +135,12 @@ def _from_json(kind: Any, value: Any) -> Any:
         return {key: _from_json(arguments[1], each) for key, each in value.items()}
     if arguments:  # a type, or None
         return None if value is None else _from_json(arguments[0], value)
-    # Other versions may write more, or lack what has a default.
+    # Other versions may write additional fields, or leave out fields that have a default.
     return kind(**{name: _from_json(of_field, value[name]) for name, of_field in _hints(kind).items() if name in value})
 
 
 class _Schema:
-    """A schema of Arrow, which the core does not install."""
+    """Stands for an Arrow schema, as the core does not install Arrow."""
 
 
 @functools.cache
@@ -151,7 +153,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _error(value: Any) -> BaseException:
-    """Return an exception whose class has this name, and is that of ``twopc.errors`` if there is one."""
+    """Return an exception with the class of this name in ``twopc.errors``, or else with a new class of this name."""
     known = getattr(errors, _from_json(str, value["kind"]), None)
     is_ours = isinstance(known, type) and issubclass(known, errors.TwoPhaseCommitError)
     kind: Any = known if is_ours else _class_named(value["kind"])
@@ -165,12 +167,12 @@ def _class_named(name: str) -> type[Exception]:
 
 
 def _schema(value: Any) -> Any:
-    """Return the schema, or None where it can't be read: what else the line has does not depend on it."""
+    """Return the schema, or None if it can't be read: the rest of the line does not depend on it."""
     try:
         import pyarrow as pa  # the core does not install it
 
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(_from_json(str, value))))
-    except (ImportError, ValueError, OSError, NotImplementedError):  # those of Arrow are among them
+    except (ImportError, ValueError, OSError, NotImplementedError):  # Arrow's errors inherit from these
         return None
 
 

@@ -1,5 +1,5 @@
-"""The metrics of twopc, under their names in Prometheus (https://prometheus.io/docs/practices/naming) and in
-OpenTelemetry, whose semantic conventions have none for this in version 1.45.0. No I/O."""
+"""The metrics of twopc, with their names in Prometheus (https://prometheus.io/docs/practices/naming) and OpenTelemetry,
+whose semantic conventions 1.45.0 have no names for them. No I/O."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from twopc.events import (
 )
 
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-"""A decision takes milliseconds and a Spark job may take minutes."""
+"""Histogram buckets. A decision takes milliseconds, and a Spark job may take minutes."""
 
 
 class Kind(Enum):
-    """A kind of instrument: its values are added up, replace the last one, or form a distribution."""
+    """The kind of an instrument. Its values are added up, replace the previous one, or form a distribution."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -35,10 +35,10 @@ class Kind(Enum):
 class Instrument:
     """One metric."""
 
-    kind: Kind  # what its values mean
-    prometheus: str  # its name there, after ``twopc_``
-    opentelemetry: str  # its name there, after ``twopc.``
-    unit: str  # as OpenTelemetry writes it, in UCUM's code
+    kind: Kind  # how its values combine
+    prometheus: str  # its name in Prometheus, without ``twopc_``
+    opentelemetry: str  # its name in OpenTelemetry, without ``twopc.``
+    unit: str  # as in OpenTelemetry, by the UCUM
     meaning: str  # a sentence
     labels: tuple[str, ...]  # the names of its labels
 
@@ -93,7 +93,7 @@ INSTRUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A value that was measured. ``labels`` are the values of the instrument's labels, in the same order."""
+    """A measured value. ``labels`` are the values of the instrument's labels, in the same order."""
 
     instrument: Instrument
     value: float
@@ -101,7 +101,7 @@ class Measured:
 
 
 def measure(event: Event, at: datetime) -> Iterator[Measured]:
-    """Yield what an event adds to the metrics. ``at`` is when it happened."""
+    """Yield the measurements in an event. ``at`` is the event's time."""
     match event:
         case BatchFinished():
             yield from _measure_batch(event, at)

@@ -1,4 +1,4 @@
-"""A queue of items for a receiver or a file. A thread of its own sends them, so no batch waits for either."""
+"""A queue of items for a receiver or a file. A separate thread sends them, so no batch waits for either."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import Generic, TypeVar
 ItemT = TypeVar("ItemT")
 
 THREAD = "twopc-outbox"
-"""The name of each thread that sends."""
+"""The name of the sending threads."""
 
 _SECRET = re.compile(r"(?<=//)[^/\s]*@|(?<=\?)[^\s'\")]+")
-"""In a URL, which an error may quote: a user and a password, and parameters, such as a key of Azure Functions."""
+"""Matches secrets in a URL that an error may quote: user and password, and parameters such as an Azure Functions
+key."""
 
 logger = logging.getLogger(__name__)
 
 
 class Outbox(Generic[ItemT]):
-    """Sends items in the order in which they were put in, by ``send``, which takes a bounded time.
+    """Sends items in order by ``send``, which must take a bounded time.
 
-    At most ``capacity`` wait, by the sum of their sizes: the oldest are dropped. An item that can't be sent is dropped,
-    as clients repeat what may pass. Failures are logged, beginning with ``failed``, once until an item is sent. A
-    forked process begins with an empty outbox. ``dropped`` counts the items that were not sent and never will be.
+    If the waiting items' total size would exceed ``capacity``, the oldest are dropped. An item that can't be sent is
+    dropped too, since clients retry by themselves. The first failure is logged, beginning with ``failed``; the next one
+    only after an item was sent. A forked process begins with an empty outbox. ``dropped`` counts dropped items.
     """
 
     def __init__(self, send: Callable[[ItemT], None], capacity: int, failed: str = "an event can't be sent") -> None:
@@ -34,15 +35,15 @@ class Outbox(Generic[ItemT]):
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting: deque[tuple[ItemT, int]] = deque()  # each with its size
+        self._waiting: deque[tuple[ItemT, int]] = deque()  # items with their sizes
         self._is_sending = self._is_closed = self._is_failing = self._is_full = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self.dropped = self._size = 0  # the second is of what waits
+        self.dropped = self._size = 0  # number of dropped items, size of waiting items
 
     def put(self, item: ItemT, size: int = 1) -> None:
-        """Have ``item`` sent. Returns at once. After ``close``, it is dropped."""
+        """Queue ``item`` and return at once. After ``close``, the item is dropped."""
         self._require_own_process()
         with self._changed:
             if self._is_closed:
@@ -63,14 +64,14 @@ class Outbox(Generic[ItemT]):
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until all items are sent, for at most ``timeout_s`` seconds. Return how many are not."""
+        """Wait until all items are sent, for at most ``timeout_s`` seconds. Return how many are left."""
         self._require_own_process()
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
             return len(self._waiting) + self._is_sending
 
     def close(self, timeout_s: float) -> None:
-        """Send the items that wait, for at most ``timeout_s`` seconds. What is left then is dropped."""
+        """Send the waiting items, for at most ``timeout_s`` seconds. Items that are left then are dropped."""
         self._require_own_process()
         with self._changed:
             self._is_closed = True
@@ -79,12 +80,13 @@ class Outbox(Generic[ItemT]):
             self.dropped += len(self._waiting)
             self._waiting.clear()
             self._size = 0
-            self._is_failing = True  # what still fails is not logged: it is among those below
+            self._is_failing = True  # later failures are not logged: the line below counts them
         if left:
             logger.warning("%d events were not sent within %.0f s, and are dropped", left, timeout_s)
 
     def _require_own_process(self) -> None:
-        """Begin anew after a fork: the thread and what waits stayed behind, and somebody may have held the lock."""
+        """Start afresh after a fork: the thread and the waiting items belong to the parent, where another thread may
+        have held the lock."""
         if self._process != os.getpid():
             self._begin()
 
@@ -112,7 +114,7 @@ class Outbox(Generic[ItemT]):
                 self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
-        """Log only the first of consecutive failures."""
+        """Log a failure, if it is the first of consecutive ones."""
         if not self._is_failing:
             self._is_failing = True
             text = "%s, which is not logged again until one is: %s"

@@ -1,5 +1,5 @@
-"""Events in a local file, one line of JSON each: written by ``JsonLinesObserver`` in any number of processes, and read
-while they write.
+"""Events as JSON lines in a local file. ``JsonLinesObserver`` writes them in any number of processes, and
+``EventReader`` reads them meanwhile.
 
     reader = EventReader("/var/log/orders.events.jsonl")
     while True:
@@ -29,41 +29,42 @@ from twopc.observers._rotating_file import OpenFile, append, older
 __all__ = ["EventReader", "JsonLinesObserver", "Recorded"]
 
 MAX_BYTES = 16 << 20
-"""About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
+"""About six thousand batches, at 2.5 kB each. One older file is kept, so the files have at most twice as many."""
 
 RETRIES_APART_S = 5.0
-"""Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
+"""How long retried calls share a line. An outage must not push all other events out of the file."""
 
 CAPACITY = 10_000
-"""The most lines that wait while the disk does not respond: those of about a thousand batches, in a few MB."""
+"""The most lines that wait while the disk does not respond: about a thousand batches in a few MB."""
 
 CLOSE_TIMEOUT_S = 10.0
 
 forwarded_here: set[Path] = set()
-"""The files whose events this process gives to its observers. None of these may write them there again."""
+"""The files whose events this process forwards to its observers. An observer must not write to these files, as the
+events would be forwarded again."""
 
 logger = logging.getLogger(__name__)
 
 
 class JsonLinesObserver:
-    """Appends each event to a local file, except the commits of a batch's own transactions, which ``BatchFinished``
-    counts. A batch takes about 2.5 kB.
+    """Appends events to a local file, except commits of a batch's own transactions, which ``BatchFinished`` counts. A
+    batch takes about 2.5 kB.
 
-    Several processes may write to one file, about several queries. A thread of its own writes the lines, so no batch
-    waits for the disk or fails by it. What can't be written is dropped, which is logged once until a line is written
-    again. Up to ``CAPACITY`` lines wait for a disk that does not respond, of which the oldest are dropped.
+    Several processes may write to the same file, for several queries. A separate thread writes the lines, so no batch
+    waits for the disk or fails because of it. Events that can't be written are dropped. This is logged once, until a
+    line is written again. Up to ``CAPACITY`` lines wait if the disk does not respond; then the oldest are dropped.
 
     Args:
-        path: the file, and not a symbolic link. Its folder must be there.
-        max_bytes: a file of this size is moved to the same name with ``.1``, in place of the one before.
+        path: the file, not a symbolic link. Its folder must exist.
+        max_bytes: a file of this size is renamed with the suffix ``.1``, and replaces the previous one.
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self._path = Path(path).absolute()  # to resolve it is I/O
+        self._path = Path(path).absolute()  # not resolved, which is I/O
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # phase two reports from several threads
         self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
-        self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
+        self._retried_s = -RETRIES_APART_S  # when the last line of retried calls was written, by time.monotonic
         self._outbox = Outbox[bytes](self._append, CAPACITY, f"events can't be written to {self._path}")
         atexit.register(self.close)
 
@@ -84,9 +85,9 @@ class JsonLinesObserver:
                 self._end_groups()
 
     def flush(self, timeout_s: float) -> None:
-        """Write all events, for at most ``timeout_s`` seconds. What is left then still waits.
+        """Write all events, for at most ``timeout_s`` seconds. Events that are left then keep waiting.
 
-        Events that may share a line are otherwise written with the next event of another kind.
+        Without it, events that may share a line wait for the next event of another kind.
         """
         with self._lock:
             self._end_groups()
@@ -94,8 +95,8 @@ class JsonLinesObserver:
             self._outbox.fail(f"{left} of them wait")
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later
-        events are dropped."""
+        """Write the waiting events, for at most ``timeout_s`` seconds. Also called when the process ends. Later events
+        are dropped."""
         atexit.unregister(self.close)
         with self._lock:
             self._end_groups()
@@ -121,12 +122,12 @@ class JsonLinesObserver:
 
 
 class EventReader:
-    """Reads the events of a file while it is written, from the oldest on, also when it was moved aside.
+    """Reads the events of a file while it is written, oldest first, including those of a file that was moved aside.
 
-    A line that can't be read is skipped. A file that is deleted is read from the beginning when it is there again.
+    A line that can't be read is skipped. A file that is deleted and created again is read from the beginning.
 
     Args:
-        path: the file. It need not be there yet.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -135,7 +136,7 @@ class EventReader:
         self._is_open = False
 
     def open(self) -> None:
-        """Open the files, before any event is read. The events that they have now are the earlier ones.
+        """Open the files, before any event is read. The events that they have now count as earlier.
 
         Raises:
             OSError: a file can't be opened.
@@ -145,7 +146,7 @@ class EventReader:
             self._is_open = True
 
     def read_earlier(self) -> Iterator[Recorded]:
-        """Yield the earlier events that were not read before, oldest first. Call it before ``read``.
+        """Yield earlier events that have not been read yet, oldest first. Call this before ``read``.
 
         Raises:
             OSError: a file can't be opened or read.
@@ -165,7 +166,7 @@ class EventReader:
         for file in tuple(self._files):
             for line in file.lines():
                 yield from decode(line)
-        for file in gone:  # nothing is written to it any more but what another process has already begun
+        for file in gone:  # only writes that have already begun can still reach it
             self._files.remove(file)
             file.close()
 
@@ -175,8 +176,8 @@ class EventReader:
             self._files.pop().close()
 
     def _find(self) -> list[OpenFile]:
-        """Open the files that were not read before. Return those that were and have no name any more."""
-        # In this order, a file that is moved aside meanwhile is not missed.
+        """Open new files. Return open files that have no name any more."""
+        # In this order, a file that is moved aside in between is not missed.
         current, aside = self._open(self._path), self._open(older(self._path))
         named = [file for file in (aside, current) if file is not None]
         gone = [file for file in self._files if file not in named]
@@ -184,7 +185,7 @@ class EventReader:
         return gone
 
     def _open(self, path: Path) -> OpenFile | None:
-        """Return the file that has this name now, if any, and keep it among the reader's own."""
+        """Return the file that has this name now, if any, and add it to the reader's files."""
         try:
             file = OpenFile(path)
         except FileNotFoundError:

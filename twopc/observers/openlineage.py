@@ -1,5 +1,5 @@
-"""Lineage for OpenLineage, through its client (extra ``openlineage``): a run per batch, with what it has read and
-written. docs/openlineage.md describes its events.
+"""Lineage for OpenLineage, through its client (extra ``openlineage``): one run per batch, with its inputs and outputs.
+docs/openlineage.md describes the events.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ _BATCH_FACET = "twopc_batch"
 _BATCH_FACET_SCHEMA = "urn:twopc:openlineage:1-0-0:TwopcBatchRunFacet"
 """The ``$id`` of docs/openlineage/TwopcBatchRunFacet.json."""
 
-# DataHub refuses the events of producers that it does not know, unless the engine or the kind of job is named.
+# DataHub rejects events of unknown producers, unless they name the engine or the type of job.
 _ENGINE: RunFacet = processing_engine_run.ProcessingEngineRunFacet(_VERSION, "twopc", _VERSION, producer=PRODUCER)
 
-# By OpenLineage's run cycle, runs that have an end are those of BATCH jobs. Receivers must not rely on the end of a
-# STREAMING job, which is one run for as long as the query lives.
+# In OpenLineage's run cycle, only the runs of BATCH jobs end. A STREAMING job is one run as long as the query lives, so
+# receivers must not rely on its end.
 _JOB_TYPE = job_type_job.JobTypeJobFacet("BATCH", "TWOPC", "JOB", producer=PRODUCER)
 
 _Field = schema_dataset.SchemaDatasetFacetFields
 _Statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
 
 CAPACITY = 32 * 2**20
-"""The most bytes that wait while the client repeats a request. Offsets of 10,000 partitions are 180 kB, a hundredth."""
+"""The most bytes that wait while the client retries a request. The offsets of 10,000 partitions take 180 kB of it."""
 
 _BESIDE_OFFSETS = CAPACITY // 1_000
-"""An upper bound of the rest of a batch, in bytes. So at most a thousand batches wait."""
+"""An upper bound for a batch without its offsets, in bytes. So at most a thousand batches wait."""
 
 CLOSE_TIMEOUT_S = 10.0
 
 _PARENT = "OPENLINEAGE_PARENT_ID"
-"""The variable with which a scheduler, such as Airflow, tells a job of the run that started it."""
+"""The environment variable in which a scheduler, such as Airflow, passes a job the run that started it."""
 
 
 @attr.define
 class _TwopcBatchRunFacet(RunFacet):
-    """The batch of a run, which only twopc knows."""
+    """The facet with facts about a run's batch that only twopc has."""
 
     owner: str
-    logId: str  # noqa: N815  # facets are spelled so
+    logId: str  # noqa: N815  # the spelling of facets
     batchId: int  # noqa: N815
     recovered: bool
     records: dict[str, int]
@@ -97,29 +97,30 @@ class _TwopcBatchRunFacet(RunFacet):
 class _Completed:
     """A completed batch that waits to be sent."""
 
-    began: datetime  # when its phase one began; when it was completed, if that was another incarnation's
+    began: datetime  # when its phase one began; equal to ``at`` if another incarnation ran phase one
     at: datetime  # when it was completed
-    batch: BatchCommitted  # without ``reads``, which would take six times as much memory as their text
+    batch: BatchCommitted  # without ``reads``, which takes six times the memory of its JSON text
     reads: str  # as JSON
 
 
 class OpenLineageObserver:
     """Sends the start and the end of a run for each batch, when all sinks have completed it.
 
-    Sending has a thread of its own, and its failures are logged once: no batch waits for a receiver or fails by it.
-    While the client repeats a request, up to ``CAPACITY`` bytes wait, of which the oldest batches are dropped.
+    A separate thread sends them, and failures are logged once: no batch waits for a receiver or fails because of it.
+    While the client retries a request, up to ``CAPACITY`` bytes wait; then the oldest batches are dropped.
 
     Args:
-        namespace: that of the jobs. None for the environment variable ``OPENLINEAGE_NAMESPACE``, else ``default``.
+        namespace: the namespace of the jobs. None for the environment variable ``OPENLINEAGE_NAMESPACE``, else
+            ``default``.
         job_name: None for the owner of each batch, which is Spark's query id with ``foreach_batch``. Give a name only
             if the process runs one query.
         source_brokers: ``kafka.bootstrap.servers`` of the query's Kafka sources, whose topics become inputs. None
             leaves the inputs out: Spark's offsets have the topics, but no brokers.
-        client: it is closed with the observer. None for one that reads ``OPENLINEAGE_URL``, ``openlineage.yml`` and so
-            on by itself.
+        client: closed with the observer. None for a client that configures itself, from ``OPENLINEAGE_URL``,
+            ``openlineage.yml`` and so on.
 
     Raises:
-        ConfigurationError: the client can't be made from its own configuration.
+        ConfigurationError: the client can't be created from its configuration.
     """
 
     def __init__(
@@ -134,16 +135,16 @@ class OpenLineageObserver:
         self._job_name = job_name
         self._source_brokers = source_brokers
         self._client = _make_client() if client is None else client
-        # It warns of each request that it repeats, for as long as the receiver is away.
+        # The client would log a warning per retry, as long as the receiver is down.
         logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
         self._parent = _parent_of_environment()
-        self._began: dict[str, tuple[int, datetime]] = {}  # owner → the batch that it has begun, and when
+        self._began: dict[str, tuple[int, datetime]] = {}  # owner → its current batch and when that began
         self._outbox = Outbox[_Completed](self._send, CAPACITY)
         atexit.register(self.close)
 
     @property
     def dropped(self) -> int:
-        """The number of batches that were not sent and never will be."""
+        """The number of batches that were dropped before they were sent."""
         return self._outbox.dropped
 
     @hookimpl
@@ -157,7 +158,7 @@ class OpenLineageObserver:
             self._outbox.put(completed, len(completed.reads) + _BESIDE_OFFSETS)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later events
+        """Send the waiting events, for at most ``timeout_s`` seconds. Also called when the process ends. Later events
         are dropped."""
         atexit.unregister(self.close)
         deadline = time.monotonic() + timeout_s
@@ -169,11 +170,11 @@ class OpenLineageObserver:
             self._client.emit(event)
 
     def _run_events(self, completed: _Completed) -> Iterator[RunEvent]:
-        """Return both events of a batch's run, with its datasets. What is counted is sent once."""
+        """Yield the start and the end of a batch's run, with its datasets. Only the end has counts."""
         batch, reads = completed.batch, json.loads(completed.reads)
         sources = by_source(reads) if isinstance(reads, dict) and is_entry(reads) else {}
         run_facets = {"processing_engine": _ENGINE, **self._parent}
-        # The same whenever the batch is reported, by whichever process.
+        # The same in every report of the batch, by any process.
         run_id = str(uuid5(NAMESPACE_URL, f"{PROJECT}{batch.owner}/{batch.log_id}/{batch.batch_id}"))
         end = RunEvent(
             eventType=RunState.COMPLETE,
@@ -201,7 +202,7 @@ class OpenLineageObserver:
 def _make_client() -> OpenLineageClient:
     try:
         return OpenLineageClient()
-    except Exception as error:  # noqa: BLE001  # a transport may raise anything, and quote a URL with a password
+    except Exception as error:  # noqa: BLE001  # transports may raise anything, and quote a URL with a password
         text = "" if "@" in str(error) else f": {error}"
         raise ConfigurationError(
             f"OpenLineage's client can't be made from its configuration ({type(error).__name__}{text}). Correct the"
@@ -222,7 +223,7 @@ def _batch_facet(batch: BatchCommitted, reads: JsonValue) -> _TwopcBatchRunFacet
 
 
 def _outputs(batch: BatchCommitted) -> list[OutputDataset]:
-    """Return each dataset that the batch has written to once, even if several sinks write to it."""
+    """Return the datasets that the batch wrote to. A dataset of several sinks is returned once."""
     parts: dict[Dataset, list[BatchPart]] = defaultdict(list)
     for part in batch.parts:
         unnamed = (Dataset("twopc", f"{batch.owner}.{part.sink}"),)
@@ -232,7 +233,8 @@ def _outputs(batch: BatchCommitted) -> list[OutputDataset]:
 
 
 def _output(dataset: Dataset, parts: Sequence[BatchPart]) -> OutputDataset:
-    """A count is left out if a sink has written to several datasets, and a schema if there are several or none."""
+    """Return a dataset with the number of its records, unless a sink wrote to several datasets, and with its schema,
+    unless sinks differ in it or have none."""
     of_output: dict[str, OutputDatasetFacet] = {}
     if all(part.datasets is None or len(part.datasets) == 1 for part in parts):
         of_output["outputStatistics"] = _Statistics(rowCount=sum(part.records for part in parts), producer=PRODUCER)
@@ -259,7 +261,7 @@ def _is_of_another_thread(record: logging.LogRecord) -> bool:
 
 
 def _parent_of_environment() -> dict[str, RunFacet]:
-    """Return the facet of the run that ``OPENLINEAGE_PARENT_ID`` names as ``namespace/job/run``, if it names one."""
+    """Return the facet of the run that ``OPENLINEAGE_PARENT_ID`` names as ``namespace/job/run``, or nothing."""
     given = os.environ.get(_PARENT, "")
     if not given:
         return {}

@@ -1,7 +1,7 @@
 """Spans and metrics for OpenTelemetry, through its API (extra ``opentelemetry``).
 
-Attributes that only twopc has begin with ``twopc.``. Of the semantic conventions, those that are stable are kept:
-``error.type`` (in version 1.45.0).
+Attributes of twopc begin with ``twopc.``. ``error.type`` follows the semantic conventions, of which only stable ones
+are used (as of version 1.45.0).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _ERROR = "error.type"
 
 
 class OpenTelemetryObserver:
-    """Makes the spans of a batch when its run ends, as children of the span that is current where it was run, and keeps
-    the metrics that docs/metrics.md lists.
+    """Creates the spans of a batch when its run ends, and records the metrics that docs/metrics.md lists.
 
-    The times of spans are those of the batch's metrics, counted back from the end: the gap between two phases is
-    microseconds. A failed run ends with its exception and the status ERROR.
+    The spans are children of the current span of the thread that ran the batch. Their times are computed back from the
+    end by the batch's metrics: the gaps between phases are microseconds. A failed run has its exception and the status
+    ERROR.
 
     Args:
-        provider: None for the global one.
-        meter_provider: the same for metrics.
+        provider: the tracer provider, or None for the global one.
+        meter_provider: the meter provider, or None for the global one.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OpenTelemetryObserver:
 
 
 def _instrument(meter: Meter, instrument: Instrument) -> Callable[[float, Attributes], None]:
-    """Return what records a value with its attributes."""
+    """Create an instrument. Return the function that records a value with its attributes."""
     name, unit, meaning = f"twopc.{instrument.opentelemetry}", instrument.unit, instrument.meaning
     match instrument.kind:
         case Kind.COUNTER:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, through its client library (extra ``prometheus``), which also serves them."""
+"""Metrics for Prometheus, through its client library (extra ``prometheus``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, Instrument, Kin
 
 
 class PrometheusObserver:
-    """Keeps the metrics that docs/metrics.md lists in ``registry``, which takes one such observer."""
+    """Keeps the metrics that docs/metrics.md lists in ``registry``. A registry can have only one such observer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = {instrument: _metric(instrument, registry) for instrument in INSTRUMENTS}

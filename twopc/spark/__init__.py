@@ -27,4 +27,4 @@ __all__ = [
     "until_stopped",
 ]
 
-refuse_foreign_files()  # here too: the foreign package may have replaced twopc/__init__.py
+refuse_foreign_files()  # checked again here: the foreign package may have replaced twopc/__init__.py

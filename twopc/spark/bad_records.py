@@ -1,7 +1,7 @@
-"""Bad records on their way from the tasks, through the driver, to the sink that takes them.
+"""Bad records: collected by the tasks, written by the driver to the sink for them.
 
-There are few of them, so they travel with the votes, and the driver writes them when all tasks have voted. Then it
-knows how many there are.
+There are few, so they travel with the votes. The driver writes them when all tasks have voted, because only then is
+their number known.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LIMIT = 1_000
 
 @dataclass(frozen=True, eq=False)
 class BadRecords:
-    """The sink of the records that other sinks refuse, such as those that are too large.
+    """The sink for records that other sinks refuse, such as records that are too large.
 
     Args:
         sink: the sink.
-        columns: the expressions of its columns, as in an ``Output``, over ``sink`` (the name of the one that refused
-            the record), ``reason`` and ``row`` (of the batch, as JSON).
-        limit: how many records of a batch may go there. One more fails the batch before its decision.
+        columns: the expressions for its columns, as in an ``Output``, over ``sink`` (the name of the sink that refused
+            the record), ``reason`` and ``row`` (the batch's row as JSON).
+        limit: the most bad records that a batch may have. One more fails the batch before its decision.
 
     Raises:
-        ConfigurationError: one of them is of another type.
+        ConfigurationError: an argument has the wrong type.
     """
 
     sink: TwoPhaseCommitSink[Any]
@@ -46,13 +46,13 @@ class BadRecords:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", check_columns("BadRecords", self.sink, self.columns))
-        given: Any = self.limit  # whatever its type says
+        given: Any = self.limit  # callers may not check types
         if not isinstance(given, int) or isinstance(given, bool) or given < 1:
             raise ConfigurationError("'limit' of BadRecords must be a whole number, 1 or more", option="limit")
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | BadRecords) -> BadRecords:
-        """Return what a user passed, with a sink of its own. Raises like ``Output.of``."""
+        """Return ``given`` as a ``BadRecords`` with its own copy of the sink. Raises like ``Output.of``."""
         bad_records = given if isinstance(given, BadRecords) else cls(given)
         return replace(bad_records, sink=bad_records.sink.unbound())
 
@@ -62,11 +62,11 @@ class BadRecord(NamedTuple):
 
     sink: str  # the sink's name
     reason: str  # why it refused the record
-    row: str  # the row of the batch that the record was made from, as JSON
+    row: str  # the batch's row that the record was made from, as JSON
 
     @classmethod
     def of(cls, refused: RecordRefused, sink: str, source_row: Callable[[int], pa.StructScalar]) -> BadRecord:
-        """Return the record at the position that the refusal names."""
+        """Return the record that ``refused`` names. ``source_row`` returns the row at a position of the batch."""
         assert refused.record is not None
         return cls(sink, refused.reason, to_json(source_row(refused.record)))
 
@@ -75,8 +75,8 @@ _SCHEMA = StructType().add("sink", "string").add("reason", "string").add("row", 
 
 
 def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -> list[pa.RecordBatch]:
-    """Return bad records as their sink takes them: with its columns, which Spark computes. Raises RecordRefused: there
-    are more than a batch may have."""
+    """Return bad records with the columns of their sink, which Spark computes. Raises RecordRefused: there are more
+    than the limit."""
     if len(bad) > taker.limit:
         raise RecordRefused(
             f"the sinks refused {len(bad)} records of the batch, more than the limit of {taker.limit} bad records. The"
@@ -88,8 +88,8 @@ def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: Bad
 
 
 def schema_of(session: SparkSession, taker: BadRecords, name: str) -> pa.Schema:
-    """Return the schema of bad records as the sink of that name takes them. Raises ConfigurationError: Spark refuses
-    the columns."""
+    """Return the schema of the records that the sink for bad records gets. ``name`` is the sink's, for errors. Raises
+    ConfigurationError: Spark rejects the columns."""
     with explain_refusal("columns", [*taker.columns], name):
         return arrow_schema(_frame((), session, taker).schema)
 
@@ -101,13 +101,13 @@ def _frame(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -
 def to_json(row: pa.StructScalar) -> str:
     """Return a row as JSON: bytes as Base64, times in ISO 8601, decimals and intervals as text.
 
-    Never fails: a bad record often has what neither Python nor JSON can hold, such as the year 12000.
+    Never fails, though bad records often have values that neither Python nor JSON can hold, such as the year 12000.
     """
     return json.dumps(_plain(row), ensure_ascii=False)
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as plain Python that ``json.dumps`` takes."""
     match value if value.is_valid else None:
         case None:
             return None
@@ -128,12 +128,12 @@ def _as_key(plain: Any) -> str:
 
 
 def _plain_leaf(value: pa.Scalar) -> str | int | float:
-    """Return a value without parts as JSON has it."""
+    """Like ``_plain``, for a value that has no parts."""
     try:
         given = value.as_py()
-    except UnicodeDecodeError:  # Spark makes a text of any bytes
+    except UnicodeDecodeError:  # Spark casts any bytes to a string
         return str(value.as_buffer().to_pybytes(), errors="backslashreplace")
-    except (ValueError, OverflowError):  # Python has no time outside of the years 1 to 9999
+    except (ValueError, OverflowError):  # Python's dates end at the year 9999
         return str(value.cast(pa.string()))
     if isinstance(given, bytes):
         return base64.b64encode(given).decode()

@@ -1,8 +1,8 @@
-"""The changes of a batch to outputs whose sinks have a key: of the records of a key, the last one applies.
+"""The last record of each key in a batch, for outputs whose sinks have a key.
 
-Spark finds it by a window over the key. It shuffles the batch by the key only where the plan has not done so, and its
-equality and its order hold for every type. Each key then has one record at most, in one task, whatever the keys of the
-other outputs are.
+Spark finds it by a window over the key, so equality and order are Spark's, for every type. Spark shuffles the batch
+only if the plan has not yet partitioned it by the key. Afterwards each key has at most one record, in one task,
+whatever the keys of the other outputs are.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from twopc.spark import java
 from twopc.spark.records import quoted
 
 _KEY, _ORDER, _TAKEN, _APART = "twopc key ", "twopc order ", "twopc taken ", "twopc apart "
-"""The columns of an output have these names and the sink's. The last one spreads the rows that it does not take."""
+"""Prefixes of an output's helper columns; the sink's name follows. ``_APART`` spreads the rows that the output does not
+take over the tasks."""
 
 CHANGE = "twopc change "
-"""The column with what becomes of a row in an output has this name and the sink's. It is null where the output does not
-take the row."""
+"""The prefix of the column with a row's ``Change`` in an output; the sink's name follows. The column is null where the
+output does not take the row."""
 
-
-_BINARY = "UTF8_BINARY"  # the collation of texts that are equal only if their bytes are
+_BINARY = "UTF8_BINARY"  # the collation that compares bytes
 
 
 class Change(IntEnum):
-    """What becomes of a record."""
+    """What an output does with a record."""
 
     WRITE = 0
     DELETE = 1
     SUPERSEDED = 2
-    """Its key has a later record in the batch."""
+    """The batch has a later record of the same key."""
     TIED = 3
-    """Nothing tells whether it is the last of its key."""
+    """Another record of the key has the same place in the order, or there is no order."""
     UNORDERED = 4
-    """What the records are ordered by is null, or has a part that is."""
+    """The value that orders the records is null or has a null part."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Keyed:
     """How an output with a key finds the last record of each key."""
 
     key: tuple[str, ...]  # the columns of the key
-    # What the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
+    # The SQL that orders the records of a key; None if a batch may have only one record per key.
     latest_by: str | None
-    # What its records and deletes are made of. Outputs that are equal in all of this share their changes.
+    # The expressions of its records and deletes. Outputs that are equal in all fields share their changes.
     rows: tuple[object, ...] = ()
 
     def refuse(self, sink: str, counts: Mapping[tuple[str, Change], int], task: int) -> None:
-        """Raise RecordRefused if a task has found records of a sink that it can't put in order. ``counts`` are those of
+        """Raise RecordRefused if a task found records that it can't put in order. ``counts`` come from
         ``unordered_in``."""
         where = f"output {sink!r} (key {', '.join(self.key)})"
         advice = "Nothing of the batch was written."
@@ -83,7 +83,7 @@ class Keyed:
 
 
 def is_change(changes: pa.Array, change: Change) -> pa.BooleanArray:
-    """Return which rows of a record batch have a change. ``changes`` is the column ``CHANGE`` of an output."""
+    """Return which rows of a record batch have this change. ``changes`` is the column ``CHANGE`` of an output."""
     return pc.equal(changes, pa.scalar(change, changes.type)).fill_null(False)
 
 
@@ -100,8 +100,8 @@ def columns_of(
     delete_where: Column | None,
     latest_by: Column | None,
 ) -> Iterator[Column]:
-    """Yield the columns that ``applied`` needs of an output: its record where it is no delete, then key, order and
-    condition. What a delete has beside its key is not computed."""
+    """Yield the columns of an output that ``ByKey.applied`` needs: the record (null for a delete, of which only the key
+    is computed), then key, order and condition."""
     taken = None if where is None else coalesce(where, lit(False))
 
     def within(column: Column) -> Column:
@@ -119,21 +119,23 @@ def columns_of(
 
 
 class ByKey:
-    """Brings the records of a key together, from one start of a query to its end."""
+    """Brings the records of a key together, for one run of a query. Remembers which outputs need a shuffle."""
 
     def __init__(self) -> None:
         self._shuffles: dict[str, bool] = {}
 
     def applied(self, frame: DataFrame, outputs: Mapping[str, Keyed], tasks: int | None, in_structs: bool) -> DataFrame:
-        """Return the frame with what becomes of each row in place of what ``columns_of`` has added, for the ``outputs``
-        that have a key. The frame has ``tasks``, and shall have them after a shuffle; None if its plan was not
-        recognized. Through Spark Connect, a shuffle takes ``spark.sql.shuffle.partitions``. ``in_structs``: whether an
-        output's record remains a struct; else its columns take the place of it."""
+        """Return the frame with the change of each row in place of the columns from ``columns_of``.
+
+        ``outputs`` are those with a key. ``tasks`` is the number of tasks that the frame has, and keeps after a
+        shuffle; None if its plan was not recognized. Through Spark Connect, a shuffle has
+        ``spark.sql.shuffle.partitions``. If not ``in_structs``, the columns of an output's record replace its struct.
+        """
         tasks = tasks_of(frame) if tasks is None else tasks
         first = dict[Keyed, str]()
         for name, keyed in outputs.items():
             if first.setdefault(keyed, name) == name:
-                frame = self._together(frame, name, keyed, tasks)
+                frame = self._add_changes(frame, name, keyed, tasks)
         of_outputs = {
             column: name for name, keyed in outputs.items() for column in (name, *_beside(frame, name, keyed))
         }
@@ -146,7 +148,7 @@ class ByKey:
             kept += [f"{record} AS {quoted(name)}"] if in_structs else values
         return frame.selectExpr(*kept)
 
-    def _together(self, frame: DataFrame, name: str, keyed: Keyed, tasks: int | None) -> DataFrame:
+    def _add_changes(self, frame: DataFrame, name: str, keyed: Keyed, tasks: int | None) -> DataFrame:
         found = _with_change(frame, name, keyed)
         if tasks is None or tasks == 1:
             return found
@@ -159,11 +161,12 @@ class ByKey:
 
 
 def tasks_of(frame: DataFrame) -> int | None:
-    """Return how many tasks a frame has, by its plan; None through Spark Connect, where nothing tells."""
+    """Return how many tasks a frame has, by its plan; None through Spark Connect, which does not expose the plan."""
     if not isinstance(frame, ClassicDataFrame):
         return None
     planned = java.of_frame(frame).queryExecution()
-    # An RDD has no partitioning that a plan knows. To make one may run a job, such as a broadcast.
+    # The plan does not know the partitions of an RDD. Creating the RDD to count them may run a job, such as a
+    # broadcast.
     found = planned.executedPlan().outputPartitioning().numPartitions() or planned.toRdd().getNumPartitions()
     return int(found)
 
@@ -177,15 +180,15 @@ def _keys(name: str, keyed: Keyed) -> list[str]:
 
 
 def _partition(frame: DataFrame, name: str, keyed: Keyed) -> list[str]:
-    """The SQL of the values that are together if they are equal. Rows that the output does not take have null for a
-    key, so that all of them would be in one task."""
+    """Return the SQL expressions to partition by. Rows that the output does not take have a null key: without
+    ``_APART``, all of them would be in one task."""
     apart = _APART + name
-    keys = (_exact(frame, column) for column in _keys(name, keyed))
+    keys = (_without_collation(frame, column) for column in _keys(name, keyed))
     return [*keys, *([quoted(apart)] if apart in frame.columns else ())]
 
 
-def _exact(frame: DataFrame, column: str) -> str:
-    """Return the SQL of a column without its collation: texts that it takes for equal are two keys to a sink."""
+def _without_collation(frame: DataFrame, column: str) -> str:
+    """Return the SQL of a column without its collation: texts that a collation calls equal are two keys to a sink."""
     collation = getattr(frame.schema[column].dataType, "collation", _BINARY)
     return quoted(column) if collation == _BINARY else f"collate({quoted(column)}, '{_BINARY}')"
 
@@ -203,7 +206,7 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
     if keyed.latest_by is None:
         cases = f"WHEN count(1) OVER ({over}) > 1 THEN {Change.TIED:d}"
     else:
-        over = f"{over} ORDER BY {order}"  # ascending: outputs without a key get the rows in this order
+        over = f"{over} ORDER BY {order}"  # ascending, as outputs without a key get the rows in this order
         cases = (
             f"WHEN {_has_null(order, frame.schema[_ORDER + name].dataType)} THEN {Change.UNORDERED:d}"
             f" WHEN lead(true) OVER ({over}) THEN {Change.SUPERSEDED:d}"
@@ -211,15 +214,15 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
         )
     taken = _TAKEN + name
     is_left_out = f"WHEN NOT {quoted(taken)} THEN NULL" if taken in frame.columns else ""
-    # A record without a key is for the sink to refuse, by itself.
+    # The sink refuses records without a key.
     change = f"IF({quoted(name)} IS NULL, {Change.DELETE:d}, {Change.WRITE:d})"
     sql = f"CASE {is_left_out} WHEN {has_no_key} THEN {change} {cases} ELSE {change} END"
     return frame.selectExpr("*", f"CAST({sql} AS INT) AS {quoted(CHANGE + name)}")
 
 
 def _has_null(order: str, type: DataType) -> str:
-    """Return the SQL condition that an order, or a part of it, is null. Spark sorts a struct with a null part,
-    itself not null, first: a change without a time would lose to each of its key."""
+    """Return the SQL condition that an order is null or has a null part. Spark sorts a struct with a null part first,
+    so a change without a time would lose to every other change of its key."""
     parts = [f"{order} IS NULL"]
     if isinstance(type, StructType):
         parts += [_has_null(f"{order}.{quoted(field.name)}", field.dataType) for field in type]
@@ -229,7 +232,7 @@ def _has_null(order: str, type: DataType) -> str:
 
 
 def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
-    """Yield the columns of an output's record in SQL. Key columns are present for a delete, too."""
+    """Yield the SQL of the columns of an output's record. Deletes have the key columns too."""
     within = frame.schema[name].dataType
     assert isinstance(within, StructType)
     keys = dict(zip(keyed.key, _keys(name, keyed), strict=True))
@@ -239,5 +242,5 @@ def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
 
 
 def missing(key: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Return the columns of a key that an output does not have, or has twice."""
+    """Return the columns of a key that an output lacks or has twice."""
     return [name for name in key if columns.count(name) != 1]

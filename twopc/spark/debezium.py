@@ -1,4 +1,4 @@
-"""Change streams of Debezium as frames that an ``Output`` takes: a row for each change, with operation and order."""
+"""Debezium change streams as frames for an ``Output``: one row per change, with its operation and order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
 OP, ORDER, MISSING, TOPIC = "_op", "_order", "_unavailable", "_topic"
-"""The columns beside those of the table."""
+"""The columns that are added to those of the table."""
 
 _ORDER_TYPE = StructType(
     [
@@ -65,7 +65,7 @@ _SOURCE = ("key", "value", "topic", "partition", "offset")
 
 _MOVED = "twopc moved"
 _IS_MOVED = "coalesce(exists(headers, h -> h.key IN ('__debezium.oldkey', '__debezium.newkey')), false)"
-"""Whether a record is a half of a change of a primary key, from the record's headers."""
+"""Whether a record is half of a primary-key change, by its headers."""
 
 
 def debezium(
@@ -82,40 +82,40 @@ def debezium(
     unavailable_value: str = UNAVAILABLE,
     truncated: Collection[tuple[str, int, int]] = (),
 ) -> DataFrame:
-    """Return the changes that records of Debezium stand for, as an ``Output`` takes them.
+    """Return the changes in Debezium records as a frame for an ``Output``.
 
     Call it in the function for ``foreachBatch``: a large value that did not change in the source is then taken from an
     earlier record of the same batch. On a stream, such a record is refused.
 
     Args:
-        df: records of Kafka, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
-            Where the source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with
-            ``includeHeaders``. A transaction that exchanges keys deletes the row of one of them last. With the column
-            ``headers``, using ``_op`` of such a delete is an error; without it, or if the transaction is in two
-            batches, or on a stream, the row is lost.
-        key: the columns of the table's key. Where records have a key in Kafka, it must have them: set
-            ``message.key.columns`` if they are not the primary key. PostgreSQL must then log their old values, too
+        df: Kafka records, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
+            If the source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with
+            ``includeHeaders``. A transaction that exchanges two keys sends the delete of one of the rows last. With the
+            column ``headers``, using ``_op`` of such a delete is an error. Without it, on a stream, or if two batches
+            share the transaction, the row is lost.
+        key: the columns of the table's key. If records have a Kafka key, it must contain them: set
+            ``message.key.columns`` if they are not the primary key. PostgreSQL must then also log their old values
             (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.
-        schema: the columns of the table that are needed, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
-        order: what puts the changes of a key in order: ``position``, the place in the log of PostgreSQL, MySQL or
-            MariaDB; or ``offset``, the place in the topic, for other sources and after the source server was replaced.
-            All changes of a key must then be in one partition. By position, a row of a snapshot of PostgreSQL wins over
-            a change that was made before the snapshot and committed after it, if both are in one batch.
+        schema: the columns of the table to read, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
+        order: how the changes of a key are ordered: by ``position`` in the log of PostgreSQL, MySQL or MariaDB; or by
+            ``offset`` in the topic, for other sources and after the source server was replaced. All changes of a key
+            must then be in one partition. By position, a row of a PostgreSQL snapshot wins over a change that was made
+            before the snapshot and committed after it, if both are in one batch.
         flattened: whether the connector flattens its records (ExtractNewRecordState, with ``__deleted``). Needs
             ``order="offset"``.
-        tombstones: what a record without a value does: ``ignore``, as it follows a delete; or ``delete``, where
+        tombstones: what a record without a value does: ``ignore``, as it follows a delete; or ``delete``, if
             flattened records have no ``__deleted``.
         decimals: ``string`` for records without a schema from a connector with ``decimal.handling.mode=string``.
-        missing: what to do with a record that lacks a column: ``refuse``, or ``null``.
-        replace_null_with_default: False if the converter is set to keep nulls of columns that have a default.
+        missing: how to treat a record that lacks a column: ``refuse`` or ``null``.
+        replace_null_with_default: False if the converter keeps nulls in columns that have a default.
         unavailable_value: the connector's ``unavailable.value.placeholder``.
-        truncated: topic, partition and offset of truncates that were done by hand in every copy. Needs
-            ``order="position"``, as offsets of two partitions tell nothing about which record is older.
+        truncated: topic, partition and offset of truncates that you have repeated by hand in every copy. Needs
+            ``order="position"``, as offsets do not compare across partitions.
 
     Returns:
         The columns of ``schema``, and ``_op`` (``c``, ``u``, ``r`` or ``d``), ``_order`` (for ``latest_by``),
-        ``_unavailable`` (the columns of a record that have no value here, and are null) and ``_topic``. For the last
-        record of a key, such a column raises an error if it is used.
+        ``_unavailable`` (the columns whose value was not sent, which are null here) and ``_topic``. In the last record
+        of a key, using such a column raises an error.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -153,7 +153,7 @@ def debezium(
         cut = f"max(IF({OP} = '{TRUNCATE}', {ORDER}, NULL)) OVER ({over})"
         changes = changes.selectExpr("*", f"{cut} AS `twopc cut`")
         changes = changes.where(f"`twopc cut` IS NULL OR {ORDER} > `twopc cut`").drop("twopc cut")
-    return _merged(changes, key, table)
+    return _fill_missing_values(changes, key, table)
 
 
 def _schema(schema: StructType | str) -> StructType:
@@ -168,7 +168,7 @@ def _schema(schema: StructType | str) -> StructType:
 
 
 def _require_fitting(df: DataFrame, given: Decoder) -> None:
-    """Raise ConfigurationError for arguments of ``debezium`` that are wrong, or don't fit together."""
+    """Raise ConfigurationError if arguments of ``debezium`` are wrong or don't fit together."""
     words = {"order": ("position", "offset"), "tombstones": ("ignore", "delete")}
     words |= {"decimals": ("precise", "string"), "missing": ("refuse", "null")}
     for name, allowed in words.items():
@@ -232,7 +232,7 @@ class _Decoding:
                 yield self._batch(rows)
 
     def _batch(self, rows: Iterable[tuple[Row, str]]) -> pa.RecordBatch:
-        """Return the record batch of rows, which come with the topics of their records."""
+        """Return rows as a record batch. Each comes with the topic of its record."""
         found = []
         for row, topic in rows:
             order = dict(zip(_ORDER_TYPE.names, row.order, strict=True))
@@ -270,9 +270,9 @@ _LARGE = (StringType, BinaryType, ArrayType)
 """Types of values that a source may leave out of a change."""
 
 
-def _merged(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFrame:
-    """Give each record the values that it lacks from the nearest earlier one of its key in the batch. A delete ends the
-    search."""
+def _fill_missing_values(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFrame:
+    """Fill in values that a record lacks from the nearest earlier record of its key in the batch. The search stops at a
+    delete."""
     tasks = tasks_of(changes)
     by = [quoted(name) for name in key]
     if tasks != 1:

@@ -1,4 +1,4 @@
-"""Records of Debezium as rows of a table: their operation, their key and their order. This module needs no Spark."""
+"""Debezium records as rows of a table, with operation, key and order. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from twopc.errors import RecordRefused
 from twopc.spark.debezium_values import Column, Given, Number, Undecodable, decoded
 
 UNAVAILABLE = "__debezium_unavailable_value"
-"""What the connector sends for a large value that did not change, by default (``unavailable.value.placeholder``)."""
+"""The connector's default placeholder for a large value that did not change (``unavailable.value.placeholder``)."""
 
 _Fields: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
-"""What the schema of a record has for each field; None if the record has no schema."""
+"""A record's schema, by field; None if the record has no schema."""
 
 WRITES = ("c", "r", "u")
 DELETE, TRUNCATE, MESSAGE = "d", "t", "m"
 
 
 class Row(NamedTuple):
-    """A change that a record stands for."""
+    """One change of a row."""
 
-    values: Sequence[Any]  # by column; of a delete, null beside the key
-    op: str  # ``c``, ``u``, ``r`` (of a snapshot), ``d``, or ``t`` for a truncate
+    values: Sequence[Any]  # one per column; in a delete, only the key's are not null
+    op: str  # ``c``, ``u``, ``r`` (a snapshot's row), ``d``, or ``t`` for a truncate
     order: tuple[int, ...]  # increases with the changes of a key
-    unavailable: Sequence[str]  # the columns of which the record has no value
-    moved: str | None = None  # the source's transaction, if the record is a half of a change of a primary key
+    unavailable: Sequence[str]  # the columns whose value the record does not have
+    moved: str | None = None  # the source's transaction, if the record is half of a primary-key change
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """A record's place in Kafka."""
 
     topic: str
     partition: int
@@ -58,14 +58,16 @@ class Decoder:
     truncated: frozenset[Place] = field(default_factory=frozenset)
 
     def rows(self, key: bytes | None, value: bytes | None, place: Place, *, is_moved: bool = False) -> Iterator[Row]:
-        """Yield what a record does to the table: nothing, a change, or a delete and a change of two keys. ``is_moved``:
-        whether its headers mark it as a half of a change of a primary key, which is sent as a delete of the old key and
-        an insert of the new one. Raises RecordRefused: it can't be decoded exactly, or has no place in the order of
-        changes."""
+        """Yield the changes that a record makes: none, one, or the delete of one key and the change of another.
+
+        ``is_moved``: whether headers mark the record as half of a primary-key change, which is sent as a delete of the
+        old key and an insert of the new one. Raises RecordRefused: the record can't be decoded exactly, or its place in
+        the order of changes is unknown.
+        """
         if value is None:
             yield from self._of_tombstone(key, place)
             return
-        payload, schema = _unwrapped(_parsed(value, place))
+        payload, schema = _unwrap(_parsed(value, place))
         if not isinstance(payload, dict):
             _refuse(place, "its value is not an object of JSON. Set value.converter to Connect's JsonConverter")
         if self.flattened:
@@ -109,14 +111,14 @@ class Decoder:
         if op not in (*WRITES, DELETE):
             _refuse(place, f"its operation {str(op)[:9]!r} is unknown")
         position = self._position(payload.get("source"), place)
-        named, before = self._named(key, place), (payload.get("before"), _within(schema, "before"))
+        named, before = self._named(key, place), (payload.get("before"), _nested_fields(schema, "before"))
         if op == DELETE:
             yield self._deletion(named or before, position, place)
             return
         after = payload.get("after")
         if not isinstance(after, dict):
             _refuse(place, f"its operation is {op!r}, and it has no 'after'")
-        row = self._written(after, _within(schema, "after"), op, position, place)
+        row = self._written(after, _nested_fields(schema, "after"), op, position, place)
         if self._has_key(before[0]):
             old = self._deletion(before, position, place)
             is_another = self._key_of(old) != self._key_of(row)
@@ -147,11 +149,12 @@ class Decoder:
     # Rows. ------------------------------------------------------------------------------------------------------
 
     def _named(self, key: bytes | None, place: Place) -> tuple[Any, _Fields] | None:
-        """Return the key that the record has in Kafka, and the fields of its schema; None if it has none.
+        """Return the record's Kafka key and the fields of its schema; None if the record has no key.
 
-        It is the source's, while ``before`` has defaults of the table in place of what the source's log does not have.
+        The Kafka key has the source's values. ``before`` has the table's defaults for values that the source did not
+        log.
         """
-        named, fields = (None, None) if key is None else _unwrapped(_parsed(key, place))
+        named, fields = (None, None) if key is None else _unwrap(_parsed(key, place))
         if named is None:
             return None
         if not self._has_key(named):
@@ -238,13 +241,13 @@ class Decoder:
     # Order. -----------------------------------------------------------------------------------------------------
 
     def _order(self, position: tuple[int, ...], op: str, place: Place) -> tuple[int, ...]:
-        # Where positions of the log can't decide, a record of a snapshot is older than a change, whatever its time is.
-        # By offsets alone, it has its place in the topic: it may be of a new source server.
+        # Between equal positions, a snapshot's record is older than a change, whatever its time. Ordered by offset, it
+        # keeps its place in the topic, as it may come from a new source server.
         is_change = op != "r" or self.order == "offset"
         return (*position, int(is_change), place.offset, place.partition)
 
     def _position(self, source: Any, place: Place) -> tuple[int, ...]:
-        """Return where the source's log has a change: three numbers."""
+        """Return the position of a change in the source's log: three numbers."""
         if self.order == "offset":
             return 0, 0, 0
         source = source if isinstance(source, dict) else {}
@@ -262,13 +265,14 @@ class Decoder:
 
 
 def _in_postgres(source: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the change's own position, or the end of the last transaction that was committed before if that is later;
-    then its own position.
+    """Return the later of two positions, the change's own and the end of the transaction committed before it; then the
+    change's own.
 
-    Transactions are sent in the order of their commits, so positions of changes go up and down. No change is later than
-    the end of its transaction, and the next transaction begins there in this order. A snapshot's row and the first
-    transaction of a new slot have no earlier commit, and their own position is in the same order. One case remains: a
-    change that was made before a snapshot's position, and committed after it, loses to the snapshot's row.
+    Transactions are sent in commit order, so the positions of their changes alone are not increasing. But every change
+    lies before the end of its transaction, and the changes of the next transaction are ordered from that end on. A
+    snapshot's row and the first transaction of a new slot have no earlier commit; their own position fits the same
+    order. One case remains: a change made before a snapshot's position and committed after it loses to the snapshot's
+    row.
     """
     lsn = int(source["lsn"])
     committed = (json.loads(source["sequence"]) if source.get("sequence") else [None])[0]
@@ -276,7 +280,8 @@ def _in_postgres(source: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _in_mysql(source: Mapping[str, Any]) -> tuple[int, ...]:
-    """The file's number, as names stop sorting as text when it gets another digit; then position and row."""
+    """Return the file's number, the position and the row. As text, file names stop sorting when the number gains a
+    digit."""
     number = int(str(source["file"]).rpartition(".")[2]) if source.get("file") else -1
     return number, int(source["pos"]), int(source.get("row") or 0)
 
@@ -289,7 +294,7 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any]], tuple[int, ...]]] = {
 
 
 def _transaction(payload: Mapping[str, Any]) -> str | None:
-    """Return the transaction of a change, from sources whose databases may check a primary key at its end."""
+    """Return the transaction of a change. Databases that can defer the check of a primary key report it as ``txId``."""
     source = payload.get("source")
     found = source.get("txId") if isinstance(source, dict) else None
     return None if found is None else str(found)
@@ -305,8 +310,8 @@ def _parsed(text: bytes, place: Place) -> Any:
         _refuse(place, "it is not JSON. Set the connector's converters to Connect's JsonConverter")
 
 
-def _unwrapped(parsed: Any) -> tuple[Any, Any]:
-    """Return what a record has, and the fields of its schema by name; None if it has no schema."""
+def _unwrap(parsed: Any) -> tuple[Any, Any]:
+    """Return a record's payload and the fields of its schema by name; None for a record without a schema."""
     if isinstance(parsed, dict) and parsed.keys() == {"schema", "payload"}:
         return parsed["payload"], _fields(parsed["schema"])
     return parsed, None
@@ -318,7 +323,7 @@ def _fields(schema: Any) -> Any:
     return {each.get("field"): each for each in schema.get("fields", ())}
 
 
-def _within(fields: Any, name: str) -> Any:
+def _nested_fields(fields: Any, name: str) -> Any:
     return None if fields is None else _fields(fields.get(name))
 
 

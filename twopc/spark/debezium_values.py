@@ -1,8 +1,8 @@
-"""A value of a Debezium record as Arrow takes it: exactly the source's, or refused. This module needs no Spark.
+"""Values in Debezium records as Arrow values: decoded exactly, or refused. Needs no Spark.
 
-Debezium's encodings are values, too: a ``numeric`` may be the bytes of an integer whose scale is in the record's schema
-alone, and a time is a number of days, milliseconds, microseconds or nanoseconds by the column's precision. Each is
-decoded by the schema that comes with the record, or refused with the connector's setting that repairs it.
+Many of Debezium's encodings are ambiguous without the record's schema: a ``numeric`` may be the bytes of an integer
+whose scale only the schema has, and a time may be a number of days, milliseconds, microseconds or nanoseconds. Each
+value is decoded by the schema in its record, or refused with advice on the connector's setting.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class Column:
 
     name: str
     kind: str  # one of ``_DECODERS``
-    bits: int = 64  # of an integer or a floating-point number
+    bits: int = 64  # the size of an integer or a floating-point number
     digits: tuple[int, int] = (0, 0)  # precision and scale of a decimal
-    elements: Column | None = None  # what an array consists of
+    elements: Column | None = None  # the elements of an array
 
 
 class Number(str):
-    """A number with a fraction or an exponent, as the record spells it."""
+    """The text of a JSON number that has a fraction or an exponent."""
 
     __slots__ = ()
 
 
 class Undecodable(Exception):
-    """A value can't be decoded exactly. The message says what repairs it, and no value."""
+    """A value can't be decoded exactly. The message has advice, but not the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of JSON, and what is known of it."""
+    """A JSON value, its column and its schema."""
 
     value: Any
     column: Column
-    described: Mapping[str, Any] | None  # what the record's schema has for it; None if the record has no schema
-    decimals: str  # ``string`` if the connector sends decimals as text, where the record has no schema
+    described: Mapping[str, Any] | None  # the value's part of the record's schema; None if the record has none
+    decimals: str  # in a record without a schema, ``string`` if the connector sends decimals as text
 
     @property
     def name(self) -> str | None:
@@ -70,21 +70,21 @@ class Given:
 
 
 def decoded(given: Given) -> Any:
-    """Return a value as Arrow takes it for the column: days since 1970 for a date, microseconds for a timestamp. Raises
-    Undecodable: the value does not fit the column exactly, or only the schema could tell what it means."""
+    """Return the Arrow value for a column: days since 1970 for a date, microseconds for a timestamp. Raises
+    Undecodable: the value does not fit the column exactly, or is ambiguous without a schema."""
     return _DECODERS[given.column.kind](given)
 
 
 def _boolean(given: Given) -> bool:
     if isinstance(given.value, bool):
         return given.value
-    raise _wrong("BOOLEAN", given)
+    raise _wrong_type("BOOLEAN", given)
 
 
 def _integer(given: Given) -> int:
     value, bits = given.value, given.column.bits
     if type(value) is not int or given.name is not None:
-        raise _wrong("an integer", given)
+        raise _wrong_type("an integer", given)
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
     raise Undecodable(f"the number does not fit into {bits} bits: declare a wider type")
@@ -95,7 +95,7 @@ def _float(given: Given) -> float:
     declared, wider = ("FLOAT", "DOUBLE") if is_single else ("DOUBLE", "BIGINT or DECIMAL")
     is_number = isinstance(value, int | float | Number) and not isinstance(value, bool)
     if not is_number or given.name is not None or (is_single and given.type == "double"):
-        raise _wrong(declared, given)
+        raise _wrong_type(declared, given)
     if isinstance(value, float):  # NaN or an infinity
         return value
     rounds = Undecodable(f"{declared} may not have the number exactly: declare {wider}")
@@ -104,7 +104,7 @@ def _float(given: Given) -> float:
         kept = struct.unpack("f", struct.pack("f", number))[0] if is_single else number
     except OverflowError:
         raise rounds from None
-    # The text of a 32-bit number, such as 0.1, is a short one of the value: only the schema tells that.
+    # The shortest text of a 32-bit number, such as 0.1, is not its exact value. Only the schema shows that it is one.
     is_short = given.type == "float" and isinstance(value, Number)
     if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
         raise rounds
@@ -117,7 +117,7 @@ def _text(given: Given) -> str:
         return _time_of_day(value, _OF_DAY[given.name])
     if type(value) is str and given.type != "bytes":
         return value
-    raise _wrong("STRING", given)
+    raise _wrong_type("STRING", given)
 
 
 _OF_DAY = {
@@ -126,11 +126,11 @@ _OF_DAY = {
     "io.debezium.time.MicroTime": 10**3,
     "io.debezium.time.NanoTime": 1,
 }
-"""A time of the day by its name in the schema → its unit in nanoseconds."""
+"""The name of a type for times of day in the schema → its unit in nanoseconds."""
 
 
 def _time_of_day(value: int, unit_ns: int) -> str:
-    """Return a time as databases write it: without zeros at the end of the fraction."""
+    """Return a time as databases write it, without trailing zeros."""
     seconds, ns = divmod(value * unit_ns, 10**9)
     fraction = f".{ns:09}".rstrip("0").rstrip(".")
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
@@ -143,11 +143,11 @@ def _bytes(given: Given) -> bytes:
             " STRING"
         )
     if given.type == "bytes" and given.name is None and isinstance(given.value, str):
-        return _unbased(given.value)
-    raise _wrong("BINARY", given)
+        return _from_base64(given.value)
+    raise _wrong_type("BINARY", given)
 
 
-def _unbased(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
@@ -161,25 +161,25 @@ _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, In
 def _decimal(given: Given) -> Decimal:
     value, described, name = given.value, given.described, given.name
     if name == _DECIMAL and isinstance(value, str):
-        number = _scaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
+        number = _from_unscaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
     elif name == _VARIABLE and isinstance(value, dict):
-        number = _scaled(value["value"], value["scale"])
+        number = _from_unscaled(value["value"], value["scale"])
     elif type(value) is int and name is None:
         number = Decimal(value)
     elif type(value) is str and (given.type == "string" if described is not None else given.decimals == "string"):
-        number = _spelled(value)
+        number = _from_text(value)
     elif type(value) is str and described is None:
         raise Undecodable(
             f"without its schema, nothing tells the scale of a decimal: set {_SCHEMAS} in the connector; or"
             " decimal.handling.mode=string there, and give debezium(..., decimals='string')"
         )
     else:
-        raise _wrong("DECIMAL", given)
+        raise _wrong_type("DECIMAL", given)
     precision, scale = given.column.digits
     try:
         exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
         return number.quantize(Decimal((0, (1,), -scale)), context=exactly)
-    except (Inexact, InvalidOperation):  # such as for 999.995 in DECIMAL(5,2), which rounding would make too large
+    except (Inexact, InvalidOperation):  # also raised for 999.995 in DECIMAL(5,2), as rounding overflows
         if int(number.normalize(_EXACT).as_tuple().exponent) < -scale:
             text = f"the number has more than {scale} digits after the point: declare a larger scale"
         else:
@@ -187,12 +187,12 @@ def _decimal(given: Given) -> Decimal:
         raise Undecodable(text) from None
 
 
-def _scaled(text: str, scale: str | int) -> Decimal:
-    unscaled = int.from_bytes(_unbased(text), "big", signed=True)
-    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # no text, of which Python bounds the digits of an integer
+def _from_unscaled(text: str, scale: str | int) -> Decimal:
+    unscaled = int.from_bytes(_from_base64(text), "big", signed=True)
+    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # not by text, whose digits Python limits
 
 
-def _spelled(text: str) -> Decimal:
+def _from_text(text: str) -> Decimal:
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -213,7 +213,7 @@ def _date(given: Given) -> int:
             return (date.fromisoformat(found[1]) - _EPOCH.date()).days
         except ValueError:
             raise Undecodable("it is no date of the years 1 to 9999") from None
-    raise _wrong("DATE", given)
+    raise _wrong_type("DATE", given)
 
 
 _NANOS = {
@@ -222,7 +222,7 @@ _NANOS = {
     "io.debezium.time.MicroTimestamp": 10**3,
     "io.debezium.time.NanoTimestamp": 1,
 }
-"""A timestamp without a zone by its name in the schema → its unit in nanoseconds."""
+"""The name of a type for timestamps without a zone in the schema → its unit in nanoseconds."""
 
 
 def _timestamp_ntz(given: Given) -> int:
@@ -236,22 +236,22 @@ def _timestamp_ntz(given: Given) -> int:
                 " time.precision.mode=isostring"
             )
     if isinstance(value, str) and name in (None, "io.debezium.time.IsoTimestamp"):
-        return _of_iso(value)
-    raise _wrong("TIMESTAMP_NTZ", given)
+        return _from_iso(value)
+    raise _wrong_type("TIMESTAMP_NTZ", given)
 
 
 def _timestamp(given: Given) -> int:
     value, name = given.value, given.name
     if isinstance(value, str) and name in (None, "io.debezium.time.ZonedTimestamp"):
         if (found := _ISO.fullmatch(value)) and found["zone"]:
-            return _of_iso(value)
+            return _from_iso(value)
         raise Undecodable("it is no timestamp with a zone: declare TIMESTAMP_NTZ")
     if name in _NANOS:
         raise Undecodable("the source's column has no zone: declare TIMESTAMP_NTZ")
-    raise _wrong("TIMESTAMP", given)
+    raise _wrong_type("TIMESTAMP", given)
 
 
-def _of_iso(text: str) -> int:
+def _from_iso(text: str) -> int:
     found = _ISO.fullmatch(text)
     if found is None:
         raise Undecodable("it is no timestamp of the years 1 to 9999 in ISO 8601")
@@ -276,14 +276,14 @@ def _micros(ns: int) -> int:
 def _array(given: Given) -> list[Any]:
     assert given.column.elements is not None
     if not isinstance(given.value, list):
-        raise _wrong("ARRAY", given)
+        raise _wrong_type("ARRAY", given)
     items = None if given.described is None else given.described.get("items")
     of_element = replace(given, column=given.column.elements, described=items)
     return [None if each is None else decoded(replace(of_element, value=each)) for each in given.value]
 
 
-def _wrong(declared: str, given: Given) -> Undecodable:
-    """Return the error for a value of another kind than the declared one."""
+def _wrong_type(declared: str, given: Given) -> Undecodable:
+    """Return the error for a value whose type is not the declared one."""
     value, name = given.value, given.name
     kind = name or given.type or ("number" if isinstance(value, int | Number) else type(value).__name__)
     if name in (_DECIMAL, _VARIABLE):

@@ -1,4 +1,4 @@
-"""``doctor`` for a query, from what its driver passes to Spark, so that nobody writes the options twice."""
+"""``doctor`` for a query. It takes what the driver passes to Spark, so options are written only once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from twopc.spark.foreach_batch import ForeachBatch
 
 
 def doctor(writer: ForeachBatch | Mapping[str, Any]) -> Diagnosis:
-    """Check what a query will need, before it starts: see ``twopc.doctor``.
+    """Run all health checks for a query before it starts. See ``twopc.doctor``.
 
     Args:
-        writer: what ``foreach_batch`` returned; or the options of a ``format("twopc")`` writer, as a dictionary.
+        writer: the result of ``foreach_batch``, or the options of a ``format("twopc")`` writer as a dictionary.
 
     Raises:
         ConfigurationError: an option is missing or wrong.
@@ -31,10 +31,10 @@ def doctor(writer: ForeachBatch | Mapping[str, Any]) -> Diagnosis:
 def sinks_and_log(
     writer: object,
 ) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
-    """Return the sinks of ``writer`` by name, and the place of its log, or None where Spark will choose the checkpoint.
-    Raises ConfigurationError: an option is missing or wrong, or ``writer`` is something else."""
+    """Return the sinks of ``writer`` by name, and its log; None if Spark chooses the checkpoint later. Raises
+    ConfigurationError: an option is missing or wrong, or ``writer`` is something else."""
     if isinstance(writer, ForeachBatch):
-        settings = writer._settings  # noqa: SLF001  # not for users
+        settings = writer._settings  # noqa: SLF001  # not part of the public API
         return settings.all_sinks, settings.log
     if isinstance(writer, Mapping):
         backend, own, log = target_to_check(writer)

@@ -1,9 +1,9 @@
-"""Spark's engine as a batch meets it: in the driver's own process, or through Spark Connect.
+"""Spark's engine: in the driver's process, or behind Spark Connect.
 
-Spark passes the function for ``foreachBatch`` a frame of the driver's process, where the JVM answers questions, in the
-same way on 4.0, 4.1 and 4.2; or it runs the function in a Python process of its own that is a client of the server, one
-per start of a query. Such a client has no JVM: the query's id and what a batch reads come from the checkpoint folder,
-and nothing tells what its plan is.
+Classic Spark calls the function for ``foreachBatch`` in the driver's process, where the JVM can be asked about the
+query (the same on 4.0, 4.1 and 4.2). Spark Connect runs the function in a separate Python process, one per start of a
+query, that is a client of the server. A client has no JVM: it gets the query's id and the input of a batch from the
+checkpoint folder, and can't see the plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_connected(batch: DataFrame) -> bool:
 
 
 class ClassicEngine:
-    """The engine in this process."""
+    """The engine in the driver's process."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class ClassicEngine:
 
     @property
     def query_id(self) -> str:
-        """Spark's id of the query. Raises ConfigurationError."""
+        """Spark's id of the query. Raises ConfigurationError: no query is calling."""
         query_id = self._context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
@@ -63,8 +63,8 @@ class ClassicEngine:
         return java.is_stopped(self._context)
 
     def look(self, batch: DataFrame) -> BatchInput:
-        """Return what the query reads, once per start of the query. Raises ConfigurationError: the query can't be
-        written exactly once, or ``batch`` is not of it."""
+        """Return the query's input. Called once per start of the query. Raises ConfigurationError: the query can't be
+        written exactly once, or ``batch`` does not come from it."""
         _require_made_of_batch(batch)
         return BatchInput(self._session, self.query_id)
 
@@ -80,15 +80,15 @@ class ClassicEngine:
 
 
 def set_property(context: SparkContext, name: str, value: str | None) -> None:
-    """Set a local property, or clear it, when a job has ended. If the session or the JVM has ended meanwhile, nothing
-    is left to set, and how the job ended must not be hidden."""
+    """Set or clear a local property after a job. Errors are ignored: the session or the JVM may have ended, and the
+    job's own error must not be hidden."""
     with contextlib.suppress(Exception):
         context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None clears it
 
 
 class ConnectEngine:
-    """The engine of a server, and what the query reads by its checkpoint. A client sees neither file sources nor the
-    JVM's query, and its process ends with the query."""
+    """The engine behind Spark Connect, and the query's input from its checkpoint. A client sees neither file sources
+    nor the JVM's query, and its process ends with the query."""
 
     file_sources: tuple[str, ...] = ()
     is_active = True
@@ -111,7 +111,7 @@ class ConnectEngine:
         return self._folder.query_id()
 
     def is_stopped(self) -> bool:
-        return False  # nothing tells
+        return False  # a client can't find out
 
     def look(self, batch: DataFrame) -> ConnectEngine:  # noqa: ARG002  # a client sees no plan
         """Like ``ClassicEngine.look``. Raises ConfigurationError if ``checkpoint`` is not the query's."""
@@ -126,11 +126,10 @@ class ConnectEngine:
         return self
 
     def describe(self, description: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
-        return contextlib.nullcontext()  # a server describes each job by the client's request
+        return contextlib.nullcontext()  # the server describes jobs itself
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return what a batch reads, which is the newest that Spark has planned. Raises LogMismatch: Spark has planned
-        another batch in this checkpoint."""
+        """Return the input of the newest batch that Spark has planned. Raises LogMismatch: that is not ``batch_id``."""
         if self._newest is None or self._newest.batch_id != batch_id:
             newest, reads = self._folder.newest()
             if newest != batch_id:
@@ -150,50 +149,50 @@ class ConnectEngine:
         )
 
 
-# What a batch reads. ----------------------------------------------------------------------------------------------
+# A batch's input. -------------------------------------------------------------------------------------------------
 
 _UTF_8 = "UTF-8"
 
 _FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
-"""How Spark describes a file source (the same in 4.0, 4.1 and 4.2)."""
+"""Spark's description of a file source (the same in 4.0, 4.1 and 4.2)."""
 
 _TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
-"""How Spark names a checkpoint for a query without one."""
+"""Spark's name for the checkpoint of a query that was given none."""
 
 _KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
-_FORGETFUL = re.compile(r"TextSocket|ShareGroup|KafkaShare")
-"""In the class names of sources that can't give a batch's records again."""
+_UNREPEATABLE_SOURCES = re.compile(r"TextSocket|ShareGroup|KafkaShare")
+"""Matches class names of sources that can't read a batch's records again."""
 
-_UNDECIDED = {
+_UNSUPPORTED_TRIGGERS = {
     "RealTimeTrigger": "real-time mode passes records on before it has recorded what a batch reads",
     "ContinuousTrigger": "continuous processing has no batches",
 }
-"""Triggers by class, and why no batch can be decided with them."""
+"""Trigger class → why no batch can be decided with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """The input of one batch. The same for every call for the batch: a user's function may run a batch again."""
+    """The input of one batch. Every call for the batch gets the same, as a user's function may run a batch again."""
 
     batch_id: int
-    reads: Reads  # what the batch reads, as JSON
-    # What the previous batch reads, as the checkpoint has it when the query starts. None for later batches, because
-    # this process has planned the previous one.
+    reads: Reads  # the batch's input, as JSON
+    # The previous batch's input, as the checkpoint has it at the query's start. None for later batches, because this
+    # process has planned the previous one.
     follows: Reads | None = None
     ends: Mapping[str, JsonValue] = field(default_factory=dict)  # the offset at which each source ends
-    # The largest number of records that the batch can have. None if that is not known: only offsets of Kafka sources
-    # tell it, and those of the first batch after the query's start do not.
+    # The most records that the batch can have. None if unknown: only offsets of Kafka sources show it, and not in the
+    # first batch after the query's start.
     records: int | None = None
 
 
 class BatchInput:
-    """The input of a query's batches, from one start of the query, Spark's ``query`` in the JVM, to its end. Raises
-    ConfigurationError if Spark would not repeat a batch with the same records."""
+    """The input of a query's batches, for one run of the query. ``query`` is Spark's object in the JVM. Raises
+    ConfigurationError: Spark would not repeat a batch with the same records."""
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm = java.jvm(session)
-        # A batch has a session of its own, whose ``streams`` is empty.
+        # Each batch has its own session, whose ``streams`` is empty.
         queries = java.of_session(session).sharedState().activeStreamingQueries()
         self.query = queries.get(jvm.java.util.UUID.fromString(query_id))
         _require_repeatable(self.query)
@@ -214,18 +213,18 @@ class BatchInput:
 
     @property
     def is_active(self) -> bool:
-        """Whether the query is still running. When it is started again, it has other objects in the JVM."""
+        """Whether the query is still running. A restart creates a new query object in the JVM."""
         return bool(self.query.isActive())
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return what a batch reads. The batch is the newest that Spark has planned."""
+        """Return the input of a batch, which is the newest that Spark has planned."""
         if self._newest is None or self._newest.batch_id != batch_id:
             self._newest = self._look(batch_id, self._newest)
         return self._newest
 
     def _look(self, batch_id: int, before: BatchReads | None) -> BatchReads:
         if before is not None and before.batch_id == batch_id - 1:
-            entry, began, follows = self._entry(self._in_memory(batch_id)), before.ends, None
+            entry, began, follows = self._entry(self._entry_in_memory(batch_id)), before.ends, None
         else:
             entry, began, follows = self._entry(self._written(batch_id)), {}, read_before(self._folder, batch_id)
             if batch_id and stands_for_files(entry):
@@ -242,12 +241,11 @@ class BatchInput:
         return all(_is_kafka(source) for source in each(self.query.sources()))
 
     def kafka_offsets(self) -> pa.RecordBatch:
-        """Return where the query's Kafka sources are at the end of the current batch. If several sources read a
-        partition, the one that is furthest behind counts.
+        """Return the offsets of the query's Kafka sources at the end of the current batch. If several sources read a
+        partition, the smallest offset counts.
 
-        The engine holds each source beside the offset at which the batch ends. It has written the offset to the
-        checkpoint, and takes it from there when it repeats the batch. Raises ConfigurationError: the query has no Kafka
-        source.
+        Spark keeps each source's end offset in memory. It has written the offset to the checkpoint, and reads it from
+        there when it repeats the batch. Raises ConfigurationError: the query has no Kafka source.
         """
         sources = list(each(self.query.sources()))
         if not any(_is_kafka(source) for source in sources):
@@ -273,8 +271,8 @@ class BatchInput:
                 entry["folders"] = self._folders
         return entry
 
-    def _in_memory(self, batch_id: int) -> str:
-        """Return the entry in memory, as Spark has written it."""
+    def _entry_in_memory(self, batch_id: int) -> str:
+        """Return Spark's offset log entry from memory, in the form that Spark has written."""
         self._buffer.reset()
         self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
         return str(self._buffer.toString(_UTF_8))
@@ -283,7 +281,7 @@ class BatchInput:
         return self._folder.text(f"offsets/{batch_id}")
 
     def _source_folders(self) -> list[str]:
-        """The folder of each source: its number among the distinct sources, since a plan may list a source twice."""
+        """Return the folder of each source: its number among the distinct sources, as a plan may list one twice."""
         sources = list(each(self.query.sources()))
         distinct: list[Any] = []
         for source in sources:
@@ -293,13 +291,14 @@ class BatchInput:
 
 
 def _records_between(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> int | None:
-    """Return how many records lie between the offsets of Kafka sources, or None if that is not known."""
+    """Return how many records lie between the offsets of Kafka sources, or None if unknown."""
     counts = [records_between(before.get(source), offset) for source, offset in after.items()]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _require_lasting(checkpoint: str) -> None:
-    """Raise ConfigurationError if the query was given no checkpoint: Spark then makes a temporary one at each start."""
+    """Raise ConfigurationError if the query has no checkpoint of its own: Spark then creates a temporary one at each
+    start."""
     if _TEMPORARY.search(checkpoint):
         raise ConfigurationError(
             f"the query has no checkpointLocation: its checkpoint is {checkpoint}, which its next start would not find."
@@ -310,12 +309,13 @@ def _require_lasting(checkpoint: str) -> None:
 
 
 def _require_repeatable(query: Any) -> None:
-    """Raise ConfigurationError if a batch might not come again as it was. Upholds: what is decided is what comes again.
+    """Raise ConfigurationError if Spark might repeat a batch with other records. Upholds: a repeated batch has the
+    records that were decided.
 
-    Spark refuses most of this by itself, unless it is told not to.
+    Spark refuses most of these cases itself, unless configured not to.
     """
     trigger = _class_of(query.trigger()).rpartition(".")[2]
-    if why := _UNDECIDED.get(trigger.removesuffix("$")):
+    if why := _UNSUPPORTED_TRIGGERS.get(trigger.removesuffix("$")):
         raise ConfigurationError(
             f"the query has the trigger {trigger}: {why}, so nothing could be exactly once. Nothing was written. Use"
             " trigger(processingTime=...) or trigger(availableNow=True)."
@@ -326,7 +326,7 @@ def _require_repeatable(query: Any) -> None:
             " batch reads, and might plan another one after a crash. Nothing was written. Remove that option."
         )
     for source in each(query.sources()):
-        if _FORGETFUL.search(_class_of(source)):
+        if _UNREPEATABLE_SOURCES.search(_class_of(source)):
             raise ConfigurationError(
                 f"the source {source.toString()} can't give a batch's records again after a crash, so a batch that was"
                 " not decided would be lost. Nothing was written. Read from a source with offsets, such as Kafka or"
@@ -334,14 +334,14 @@ def _require_repeatable(query: Any) -> None:
             )
 
 
-_OF_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
-"""Leaves of a plan that may hold rows of a batch: the batch itself, or a frame that was made of its rows."""
+_LEAVES_WITH_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
+"""Leaves of a plan that may have rows of the batch: the batch itself, or a frame created from its rows."""
 
 
 def _require_made_of_batch(frame: DataFrame) -> None:
     """Raise ConfigurationError if no row of a frame can come from the query's batch."""
     leaves = [str(leaf.nodeName()) for leaf in each(java.of_frame(frame).logicalPlan().collectLeaves())]
-    if _OF_ROWS.isdisjoint(leaves):
+    if _LEAVES_WITH_ROWS.isdisjoint(leaves):
         raise ConfigurationError(
             "the frame that was to be written is not made of the query's batch: it only reads"
             f" {', '.join(sorted(set(leaves)))}. Nothing was written. Such rows might be others when Spark repeats the"
@@ -358,7 +358,7 @@ def _is_kafka(source: Any) -> bool:
 
 
 def each(collection: Any) -> Iterator[Any]:
-    """Iterate over one of Scala's collections."""
+    """Iterate over a Scala collection."""
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()
@@ -377,7 +377,7 @@ class _JvmFolder:
         self._fs = self._path_of(root).getFileSystem(conf)
 
     def size(self, path: str) -> int | None:
-        # Not by catching FileNotFoundException: PySpark makes a hundred calls to the JVM to classify an exception.
+        # Not by catching FileNotFoundException: PySpark takes a hundred JVM calls to classify an exception.
         where = self._path(path)
         return int(self._fs.getFileStatus(where).getLen()) if self._fs.exists(where) else None
 

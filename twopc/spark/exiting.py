@@ -1,8 +1,8 @@
-"""How a driver ends: with an exit code by which a supervisor restarts it, or leaves it stopped for an operator.
+"""How a driver ends: its exit code lets a supervisor restart it, or leave it stopped for an operator.
 
-PySpark passes on only the text of an error that ended a query, with the tracebacks of the Python processes in it. Every
-error of twopc ends its own text with where its class is described, and is recognized by that. So an error of a
-backend's own class is known as the class of the core that it inherits from.
+PySpark passes on only the text of the error that ended a query, including the tracebacks of Python processes. The text
+of every twopc error ends with a link to the description of its class, by which the class is recognized here. The class
+of a backend's own error is therefore known as the core's class that it inherits from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_INTERVAL_S = 1
 _LINK = re.compile(rf"^(?:[\w.]+: )?(.*{re.escape(errors.DESCRIBED_BY)}(\w+))", re.MULTILINE)
 
 _RAISED = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
-"""The error at the end of a traceback, which Spark's text may have in the middle."""
+"""Finds the error at the end of a traceback, which may be in the middle of Spark's text."""
 
 _KINDS = {
     kind.__name__: kind
@@ -39,15 +39,15 @@ _KINDS = {
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code for a driver that ends with ``error``: one of twopc, or what Spark raised for it.
+    """Return the exit code for a driver that ends with ``error``: a twopc error, or one that Spark raised for it.
 
-    In a group of errors, such as of an ``asyncio.TaskGroup``, one that needs an operator takes precedence.
+    In an exception group, such as from an ``asyncio.TaskGroup``, an error that needs an operator takes precedence.
     """
     return _outcome(error)[0]
 
 
 def _outcome(error: BaseException) -> tuple[ExitCode, str]:
-    """Return the exit code, and the sentence of the error behind it."""
+    """Return the exit code, and the text of the error that it stands for."""
     found = [(code_of(kind), sentence) for kind, sentence in _errors_in(error)]
     text = f"{type(error).__name__}: {str(error).strip()}"
     other = code_of(type(error)), [text.partition("\n")[0], *_RAISED.findall(text)][-1]
@@ -55,7 +55,7 @@ def _outcome(error: BaseException) -> tuple[ExitCode, str]:
 
 
 def _errors_in(error: BaseException | None) -> Iterator[tuple[type[BaseException], str]]:
-    """Yield the class and the text of the newest error of twopc in the traceback of ``error``; one for each member of a
+    """Yield the class and the text of the latest twopc error in the traceback of ``error``; one for each member of a
     group."""
     while error is not None:
         if isinstance(error, errors.TwoPhaseCommitError):
@@ -65,7 +65,7 @@ def _errors_in(error: BaseException | None) -> Iterator[tuple[type[BaseException
             for member in members:
                 yield from _errors_in(member)
             return
-        # The traceback of an error ends with the error itself, after those that caused it.
+        # A traceback ends with the error itself, after its causes.
         for text, name in _LINK.findall(str(error))[-1:]:
             yield _KINDS.get(name, type(error)), f"{name}: {text}"
             return
@@ -74,16 +74,16 @@ def _errors_in(error: BaseException | None) -> Iterator[tuple[type[BaseException
 
 @contextlib.contextmanager
 def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """End the process with the exit code of an error that leaves the block. Its traceback is printed, and last a line
-    with the code, what to do, and the error's own sentence.
+    """If an error leaves the block, end the process with the error's exit code. Prints the traceback, then a line with
+    the code, what to do, and the error's text.
 
-    Put the whole driver into the block, so that wrong options and errors before the query starts have their codes, too.
+    Put the whole driver into the block, so that wrong options and errors before the query starts have exit codes too.
     See docs/production.md for supervisors.
 
     Args:
         hold: for a supervisor that restarts a driver after any exit code. If the code asks for an operator, the process
-            does not end: it writes the reason to this file, stops Spark, and waits to be killed. A file that an earlier
-            driver left is removed.
+            does not end: it writes the reason to this file, stops Spark, and waits to be killed. An earlier driver's
+            file is removed.
 
     Raises:
         SystemExit: instead of any other error.
@@ -104,7 +104,7 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
 
 def _writable(file: Path) -> Path:
-    """Return ``file``, which is not there, and can be written. Raises ConfigurationError."""
+    """Remove ``file`` and return it. Raises ConfigurationError: it can't be written."""
     try:
         file.write_text("", encoding="utf-8")
         file.unlink()
@@ -117,13 +117,13 @@ def _writable(file: Path) -> Path:
 
 def _wait_to_be_killed(file: Path, reason: str) -> None:
     try:
-        file.write_text(reason, encoding="utf-8")  # first, as the end of Spark may take long
+        file.write_text(reason, encoding="utf-8")  # before Spark is stopped, which may take long
     except OSError as error:
         sys.stderr.write(f"twopc: held back, but the reason can't be written: {error}\n")
     with contextlib.suppress(Exception):  # Spark may have ended already
         if session := SparkSession.getActiveSession():
-            session.stop()  # its executors have nothing to do
-    # In steps: a signal that comes just before a wait begins is not seen before it ends.
+            session.stop()  # frees its executors
+    # In short steps, as Python handles a signal that arrives just before a sleep only after it.
     while True:
         time.sleep(_POLL_INTERVAL_S)
 
@@ -134,15 +134,15 @@ def until_stopped(query: StreamingQuery) -> None:
     Call it in the driver's main thread, as Python handles signals there.
 
     Raises:
-        SystemExit: with code 143, on SIGTERM. Not 0: a supervisor would take the query for complete when its machine is
-            drained.
+        SystemExit: with code 143, on SIGTERM. With 0, a supervisor that drains the machine would take the query for
+            complete.
         StreamingQueryException: the query has failed.
         TwoPhaseCommitError: like ``stop``.
     """
     asked = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        # Not in the handler: it may interrupt a call into Java, whose connection serves one call at a time.
+        # Not in the handler, which may interrupt a call into Java: its connection serves one call at a time.
         while not query.awaitTermination(_POLL_INTERVAL_S):
             if asked.is_set():
                 stop(query)

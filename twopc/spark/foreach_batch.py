@@ -37,7 +37,7 @@ from twopc.transactional_ids import Round
 logger = logging.getLogger(__name__)
 
 _OFFSETS, _BAD_RECORDS = "offsets", "bad_records"
-"""The names in the log of the sinks that the driver writes to: those of the arguments."""
+"""The log's names for the sinks that the driver writes to: the names of the arguments."""
 
 
 def foreach_batch(
@@ -56,19 +56,19 @@ def foreach_batch(
     """Return a callable for ``DataStreamWriter.foreachBatch`` that writes each batch to all ``sinks``, exactly once.
 
     Args:
-        sinks: a sink, which gets all columns of all rows; or an ``Output``, which chooses; or a dictionary of these by
-            names of your choice. The names go into transactional ids and the log: keep them over restarts.
+        sinks: a sink, which gets all columns of all rows; or an ``Output``, which selects; or a dictionary of these by
+            names of your choice. The names go into transactional ids and the log: keep them across restarts.
         log: the folder of the commit log, one per query, in a place that the driver reaches wherever it is restarted;
             or the result of ``twopc.open_store`` for a URL with options.
-        unrouted: what becomes of a row for which the condition of every output is false or null: ``count`` it in
+        unrouted: what to do with a row for which every output's condition is false or null: ``count`` it in
             ``last_progress.unrouted``, or ``refuse`` the batch before its decision.
-        bad_records: the sink that gets a record that another one refuses, such as one that is too large, in the same
-            decision; or ``BadRecords``, which chooses its columns and their limit. None: such a record fails the batch.
+        bad_records: the sink for records that another sink refuses, such as records that are too large, in the same
+            decision; or ``BadRecords``, to set columns and a limit. None: such a record fails the batch.
         offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
         on_loss: what to do when a target system has rolled back a decided transaction, as Kafka does after a timeout.
             ``stop`` ends the query. ``recompute`` computes the records again when Spark repeats the batch, and writes
-            them if they are the same; each record gets a hash for that, and ``small_batches`` is ``all-tasks``.
+            them if they are the same; each record is hashed for that, and ``small_batches`` is ``all-tasks``.
             ``twopc.ReplayCopies(url)`` keeps a copy of each record until its commit, in a folder that executors reach,
             and writes the copy. See docs/spark.md.
         small_batches: who writes a batch that is likely to be small. ``driver``: the driver itself, if the batch has at
@@ -76,7 +76,7 @@ def foreach_batch(
             most as many tasks as there are cores, if the plan consists of sources, columns, filters and unions.
             ``all-tasks``: the tasks of the plan. Each task saved is 10 to 20 ms.
         checkpoint: the query's ``checkpointLocation``. Only for Spark Connect, whose server runs this function in a
-            process that can't ask Spark for it; Python must be able to read it there.
+            process that can't ask Spark for the folder; Python must be able to read it there.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before, or lost its log.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
             query fails with the reason. Later batches wait without limit, except for the last check of a sink before
@@ -127,8 +127,8 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str, Callable[[Any], bool]]] = {
 
 
 def _require_types(given: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for an argument of another type, such as text. No value is repeated: it may be a secret
-    that was given to the wrong argument."""
+    """Raise ConfigurationError if an argument has the wrong type. The message does not repeat the value, which may be a
+    secret that was passed to the wrong argument."""
     for name, (types, must_be, takes) in _TYPES.items():
         value = given[name]
         is_of_type = isinstance(value, types) and not isinstance(value, bool)
@@ -142,7 +142,7 @@ def _require_types(given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The arguments of ``foreach_batch``, checked. ``outputs`` are by name."""
+    """The checked arguments of ``foreach_batch``. ``outputs`` are by name."""
 
     outputs: Mapping[str, Output]
     log: str | os.PathLike[str] | LogStore
@@ -162,13 +162,13 @@ class _Settings:
 
     @property
     def on_driver(self) -> dict[str, TwoPhaseCommitSink[Any]]:
-        """The sinks that the driver writes to, when all tasks have voted."""
+        """The sinks that the driver writes to after all tasks have voted."""
         given = {_OFFSETS: self.offsets, _BAD_RECORDS: self.bad_records.sink if self.bad_records else None}
         return {name: sink for name, sink in given.items() if sink is not None}
 
     @property
     def all_sinks(self) -> dict[str, TwoPhaseCommitSink[Any]]:
-        """All sinks by their names in the log."""
+        """All sinks, by their names in the log."""
         return {**self.sinks, **self.on_driver}
 
     @property
@@ -180,7 +180,7 @@ class _Settings:
         return self.on_loss if isinstance(self.on_loss, ReplayCopies) else None
 
     def projection(self) -> Projection:
-        """Return the columns of all outputs, with hashes of what may be lost and computed again."""
+        """Return the columns of all outputs, with hashes of the records that may have to be computed again."""
         hashed = [name for name, sink in self.sinks.items() if sink.may_time_out] if self.recomputes else []
         return Projection(self.outputs, hashed, with_source=self.bad_records is not None)
 
@@ -199,7 +199,7 @@ class _Settings:
 
 @dataclass
 class _Start:
-    """Values that are looked up at a start of the query and serve until its end."""
+    """Values that are looked up at the start of a query and used until it ends."""
 
     input: Input
     plans: Plans
@@ -207,11 +207,11 @@ class _Start:
     schemas_on_driver: Mapping[str, pa.Schema]
     collecting: Collecting | None
     limited_by_rows: LimitedByRows
-    partitions: Mapping[str, set[str]] | None = None  # by topic, as the batch before knows them
+    partitions: Mapping[str, set[str]] | None = None  # by topic, as of the previous batch
 
     def of_batch(self, batch_id: int, *, is_keyed: bool) -> BatchReads:
-        """Return what a batch reads. If an output has a key, warn of a topic that got partitions after the batch
-        before."""
+        """Return the input of a batch. If an output has a key, warn of topics that got new partitions since the
+        previous batch."""
         found = self.input.of_batch(batch_id)
         if is_keyed:
             self._warn_of_new_partitions(found)
@@ -230,8 +230,8 @@ class _Start:
 class ForeachBatch:
     """Writes one micro-batch per call. Created by ``foreach_batch``.
 
-    It can be pickled, unless its outputs have Columns of a session in this process. A copy opens the log anew at its
-    first batch.
+    It can be pickled, unless its outputs have Columns of a session in this process. A copy opens the log at its first
+    batch.
     """
 
     def __init__(self, settings: _Settings) -> None:
@@ -242,7 +242,7 @@ class ForeachBatch:
         self._start: _Start | None = None
         self._left_out = LeftOut()
         self._turn = Turn(self._waits_in_vain, self.close)
-        settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
+        settings.coordinator("not started", self._gives_up)  # rejects wrong arguments before the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Called by Spark.
@@ -250,7 +250,7 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops. When it is started again, it recovers first.
         """
-        given: tuple[Any, Any] = batch, batch_id  # whatever their types say
+        given: tuple[Any, Any] = batch, batch_id  # callers may not check types
         if not (isinstance(given[0], DataFrame) and isinstance(given[1], int)):
             raise ConfigurationError(
                 "what foreach_batch returns takes a frame of Spark and the batch's number, not a"
@@ -277,7 +277,7 @@ class ForeachBatch:
             schemas = {**rows.schemas(frame), **start.schemas_on_driver}
             offsets = start.input.kafka_offsets() if settings.offsets else None
             of_batch = start.of_batch(batch_id, is_keyed=bool(rows.keyed))
-        coordinator.validate(schemas)  # here rather than in each task, and before the log is opened
+        coordinator.validate(schemas)  # once, and before the log is opened
 
         def on_driver() -> DataFrame:
             return start.projection.by_key(selected.coalesce(1), rows, 1) if rows.keyed else frame
@@ -318,8 +318,8 @@ class ForeachBatch:
                 yield self._pre_commit_offsets(round, offsets)
 
         def evaluate() -> None:
-            # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
-            # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
+            # Spark's state store and watermark advance only when the plan is evaluated, and a crash must not hold them
+            # back. A plan without state can't be recognized here, so it is evaluated too.
             description = f"twopc: evaluate batch {batch_id} of {names} again, which is committed"
             with passing_failures(engine.is_stopped), engine.describe(description):
                 batch.write.format("noop").mode("overwrite").save()
@@ -338,7 +338,7 @@ class ForeachBatch:
         return self._pre_commit(round, _OFFSETS, [offsets], hashed=self._settings.recomputes)
 
     def _pre_commit(self, round: Round, sink: str, batches: Sequence[pa.RecordBatch], hashed: bool = False) -> Vote:
-        """Write and pre-commit on the driver, when all tasks have voted."""
+        """Write and pre-commit records on the driver, after all tasks have voted."""
         with Participant(self._settings.on_driver, round, partition=0) as participant:
             for batch in batches:
                 participant.write(sink, batch, hashes_of(batch) if hashed else None)
@@ -350,8 +350,8 @@ class ForeachBatch:
         return self._last_progress
 
     def close(self) -> None:
-        """Record a clean stop in the log when the query has ended by itself. ``stop`` does it for a running query.
-        Without it, the next start recovers."""
+        """Record a clean stop in the log after the query has ended by itself. ``stop`` does this for a running query.
+        Without the record, the next start recovers."""
         if self._coordinator is not None:
             self._coordinator.close()
 
@@ -363,8 +363,8 @@ class ForeachBatch:
         return self._coordinator
 
     def _look(self, engine: Engine, batch: DataFrame) -> _Start:
-        """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders, and
-        conditions that are not about a row."""
+        """Look up the query's input and checkpoint, once per start of the query. Refuse shared folders, and conditions
+        that are not about a single row."""
         if self._start is None or not self._start.input.is_active:
             found = engine.look(batch)
             self._refuse_deletes()
@@ -376,14 +376,14 @@ class ForeachBatch:
             if taker is not None:
                 schemas[_BAD_RECORDS] = schema_of(session, taker, _BAD_RECORDS)
             collecting = Collecting() if self._settings.small_batches == "driver" else None
-            # Tasks of a second job would wait for the rows that those of the first have locked and prepared.
+            # The tasks of a second job would wait for rows that the first job has locked and prepared.
             runs_once = any(isinstance(sink, PreparedSink) for sink in self._settings.sinks.values())
             limited = LimitedByRows(is_over=runs_once)
             self._start = _Start(found, Plans(session, found.query), projection, schemas, collecting, limited)
         return self._start
 
     def _refuse_deletes(self) -> None:
-        """Check that sinks can delete, if their outputs have deletes."""
+        """Raise if an output has deletes and its sink can't delete."""
         for name, output in self._settings.outputs.items():
             if output.delete_where is not None:
                 assert isinstance(output.sink, KeyedSink)
@@ -395,7 +395,7 @@ class ForeachBatch:
                     )
 
     def _refuse_shared_folders(self, found: Input) -> None:
-        """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""
+        """Refuse a checkpoint or a source in the same folder as a sink, the log or the replay copies."""
         settings = self._settings
         refuse_within_outputs("the checkpoint", found.checkpoint, settings.all_sinks)
         log = settings.log if isinstance(settings.log, str | os.PathLike) else settings.log.url
@@ -410,7 +410,7 @@ class ForeachBatch:
         return self._coordinator is not None and self._coordinator.waited_s > STOP_PATIENCE_S
 
     def _gives_up(self, event: CallRetried) -> bool:
-        """Whether to end the wait for a target system because the query was stopped."""
+        """Whether to stop waiting for a target system because the query was stopped."""
         return event.waited_s > STOP_PATIENCE_S and self._is_stopped()
 
     def _is_stopped(self) -> bool:

@@ -1,7 +1,7 @@
 """Events of ``format("twopc")`` for the observers of the driver.
 
-The processes that run its batches append their events to a file. A thread of the driver follows the file and reports
-each event as if it came from the driver.
+The processes that run its batches append their events to a file. A thread in the driver follows the file and passes
+each event to the driver's observers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_INTERVAL_S = 0.5
 CLOSE_TIMEOUT_S = 10.0
 
 COMMITTED_AGAIN = 1_000
-"""How many batches of earlier drivers are reported as committed: as many as wait for a receiver of lineage at most."""
+"""How many batches of earlier drivers are reported as committed: the most that can wait for a receiver of lineage."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +40,16 @@ def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
     """Report the events of ``format("twopc")`` to the observers that are registered in this process.
 
     ``path`` is the option ``events`` of the queries. Several queries of one driver may share the file. Only one driver
-    at a time may follow it, as two would each report every event. Register the observers first, and start the queries
-    afterwards.
+    at a time may follow it, as each would report every event. Register the observers before the call, and start the
+    queries after it.
 
     Every event written after the call is reported. Earlier events are skipped, except ``BatchCommitted`` of the newest
-    ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the call can't open the file, it
-    logs that, and events written until the file can be opened count as earlier.
+    ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the file can't be opened, the
+    call logs that, and events written until it can be opened count as earlier.
 
     Raises:
-        ConfigurationError: this machine has no such folder, no observer is registered, or the file's events are
-            forwarded in this process already.
+        ConfigurationError: this machine has no such folder, no observer is registered, or this process already
+            forwards the file's events.
     """
     file = Path(parse("forward_events", [EVENTS], {EVENTS.name: path})[EVENTS.name]).resolve()
     if not file.parent.is_dir():
@@ -67,15 +67,15 @@ def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
 
 
 class EventForwarder:
-    """Follows a file of events until it is closed, also when the process ends. A context manager."""
+    """Follows an events file until it is closed or the process ends. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Begin to follow the file at ``path``. For ``forward_events``, which has checked it."""
+        """Start to follow the file at ``path``, which ``forward_events`` has checked."""
         self._path = path
         self._ends = threading.Event()
         self._is_failing = False
         self._reader = EventReader(path)
-        self._earlier: deque[Recorded] | None = deque(maxlen=COMMITTED_AGAIN)  # None when they were reported
+        self._earlier: deque[Recorded] | None = deque(maxlen=COMMITTED_AGAIN)  # None once they are reported
         with self._failures_logged():
             self._reader.open()
         self._thread = threading.Thread(target=self._run, name="twopc-events", daemon=True)
@@ -88,7 +88,7 @@ class EventForwarder:
         atexit.register(self.close)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Report the events that the file has now, for at most ``timeout_s`` seconds, and stop."""
+        """Report the events that are in the file now, for at most ``timeout_s`` seconds, and stop."""
         atexit.unregister(self.close)
         self._ends.set()
         self._thread.join(timeout_s)
@@ -109,7 +109,7 @@ class EventForwarder:
 
     def _follow(self) -> None:
         while True:
-            is_last = self._ends.is_set()  # what the file has by now is still reported
+            is_last = self._ends.is_set()  # read once more after the end, for events written before it
             with self._failures_logged():
                 for recorded in self._read():
                     notify(recorded.event, recorded.at)

@@ -1,7 +1,7 @@
-"""PySpark beyond its documented names, all in this module: Spark's own objects in the JVM.
+"""All use of PySpark's private names, which lead to Spark's objects in the JVM.
 
-Read in 4.2.0. Another version may have renamed ``_jvm``, ``_jsparkSession`` or ``_jdf``, and the first batch would then
-fail before it writes anything. The bounds of the extra ``spark`` admit what ``make prove-spark`` runs.
+Written for 4.2.0. If another version has renamed ``_jvm``, ``_jsparkSession`` or ``_jdf``, the first batch fails before
+it writes anything. The extra ``spark`` allows only the versions that ``make prove-spark`` runs.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def jvm(of: SparkSession | SparkContext) -> Any:
-    """Return the classes of the JVM."""
+    """Return the view of the JVM's classes."""
     return of._jvm  # noqa: SLF001
 
 
 def of_session(session: SparkSession) -> Any:
-    """Return Spark's session."""
+    """Return the session's object in the JVM."""
     return session._jsparkSession  # noqa: SLF001
 
 
 def of_frame(frame: DataFrame) -> Any:
-    """Return Spark's frame."""
+    """Return the frame's object in the JVM."""
     return frame._jdf  # noqa: SLF001
 
 
 def is_stopped(context: SparkContext) -> bool:
-    """Return whether this process has stopped it."""
+    """Return whether this process has stopped the context."""
     return context._jsc is None  # noqa: SLF001

@@ -1,10 +1,10 @@
-"""What each sink gets of a batch: on the driver in one frame, on the executors as separate record batches.
+"""Each sink's share of a batch: columns of one frame on the driver, separate record batches on the executors.
 
-If sinks get different columns, the frame has one struct column per sink, which is null in the rows that the sink does
-not get. Otherwise they share the frame's columns, if PySpark can name them, and conditions are columns beside them:
-structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/internals/performance-notes.md.
+If sinks get different columns, the frame has one struct column per sink, which is null in rows that the sink does not
+get. Otherwise the sinks share the frame's columns, if PySpark can name them, and conditions are extra columns: structs
+cost 6 ms per batch on the driver and 5% of the throughput, see docs/internals/performance-notes.md.
 
-An output whose sink has a key gets the last record of each key alone, or its delete: see ``changes``.
+An output whose sink has a key gets only the last record of each key, or its delete: see ``changes``.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ from twopc.spark.changes import CHANGE, ByKey, Change, Keyed, columns_of, is_cha
 from twopc.spark.records import arrow_schema, hash_of, quoted, row_of
 
 Expression: TypeAlias = "str | Column"
-"""An expression of Spark's: text in SQL, or a Column."""
+"""A Spark expression: SQL text, or a Column."""
 
 ALL = ("*",)
 
 _SOURCE_ROW = "twopc source row"  # the column with the rows that the sinks' records were made from
 
-_TAKES = "twopc takes "  # the column with the condition of a sink has this name and the sink's
+_TAKES = "twopc takes "  # the prefix of the column with a sink's condition; the sink's name follows
 
-_HASHES = "twopc hashes "  # the column with the hashes of what a sink gets has this name and the sink's
+_HASHES = "twopc hashes "  # the prefix of the column with the hashes of a sink's records; the sink's name follows
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A sink, and what it gets of each batch. Expressions are texts in SQL, or Columns of ``pyspark.sql.functions``.
+    """A sink, and the rows and columns that it gets. Expressions are SQL text, or Columns of ``pyspark.sql.functions``.
 
     Args:
         sink: the sink.
-        columns: the expressions of its columns, such as ``["id AS key"]``.
-        where: the condition of the rows that it gets; None for all. As in SQL, a row for which the condition is null is
-            left out. The columns of a row that is left out are not computed.
-        delete_where: the condition of the rows that delete the record of their key; None if no row does. Their columns
-            beside the key are not computed.
-        latest_by: the expression that puts the rows of a key in order, of which the last one of a batch applies. It
-            must have a value without a null in it, and another one for each row of a key. None if a key comes once in a
-            batch at most.
+        columns: the expressions for its columns, such as ``["id AS key"]``.
+        where: the condition for rows that it gets; None for all. As in SQL, a row for which the condition is null is
+            left out. The columns of such rows are not computed.
+        delete_where: the condition for rows that delete the record of their key; None if no row does. Only the key
+            columns of such rows are computed.
+        latest_by: the expression that orders the rows of a key, of which the last one in a batch applies. Its values
+            must have no nulls, and differ between the rows of a key. None if a batch has each key at most once.
 
     ``delete_where`` and ``latest_by`` need a sink with a key, which its option 'upsert_by' names.
 
     Raises:
-        ConfigurationError: one of them is of another type, or the sink has no key.
+        ConfigurationError: an argument has the wrong type, or the sink has no key.
     """
 
     sink: TwoPhaseCommitSink[Any]
@@ -90,13 +89,13 @@ class Output:
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | Output) -> Output:
-        """Return the output that a user passed, with a sink of its own.
+        """Return ``given`` as an output with its own copy of the sink.
 
-        A caller's sink may serve under two names or in two queries, which would sweep away each other's transactions if
-        they shared its binding. Sinks can be pickled, so a shallow copy shares no live state.
+        A caller may use one sink under two names or in two queries. If these shared the sink's binding, they would
+        sweep away each other's transactions. Sinks can be pickled, so a shallow copy shares no live state.
 
         Raises:
-            ConfigurationError: it is neither a sink nor an output.
+            ConfigurationError: ``given`` is neither a sink nor an output.
         """
         output = given if isinstance(given, Output) else cls(given)
         return replace(output, sink=output.sink.unbound())
@@ -107,14 +106,14 @@ _EXPRESSIONS = {
     "delete_where": "a condition as text in SQL, such as \"op = 'd'\", or as a Column",
     "latest_by": "an expression as text in SQL, such as 'at', or as a Column",
 }
-"""Parameters of an Output, and what they are."""
+"""Parameter of an Output → a description with an example."""
 
 
 def check_columns(owner: str, sink: object, columns: Any) -> tuple[Expression, ...]:
-    """Return the columns that a user passed beside a sink. Raises ConfigurationError: they are no expressions in a
-    list, or the sink is none."""
+    """Return the columns that a user passed with a sink. Raises ConfigurationError: they are not a list of expressions,
+    or ``sink`` is not a sink."""
     if not isinstance(sink, TwoPhaseCommitSink):
-        raise ConfigurationError(  # which may be options with a password
+        raise ConfigurationError(  # without the object, which may be options with a password
             f"an object of class {type(sink).__name__} is not a sink: create one with twopc.create_sink, or subclass"
             " twopc.TwoPhaseCommitSink"
         )
@@ -132,7 +131,8 @@ def _is_expression(given: object) -> bool:
 
 
 def as_column(given: Expression) -> Column:
-    """Return the Column of an expression. Spark parses each text by itself: none can end another one's clause."""
+    """Return the Column of an expression. Spark parses each text separately, so none can escape into another's
+    clause."""
     return expr(given) if isinstance(given, str) else given
 
 
@@ -142,7 +142,7 @@ def _as_text(given: Expression) -> str:
 
 def _keyed(output: Output) -> Keyed:
     given = (*output.columns, output.where, output.delete_where, output.latest_by)
-    # Two Columns may differ and have one text, such as those of two functions in Python.
+    # Different Columns may have the same text, such as those of two Python functions.
     rows = tuple(each if each is None or isinstance(each, str) else id(each) for each in given)
     return Keyed(output.key, None if output.latest_by is None else _as_text(output.latest_by), rows)
 
@@ -152,38 +152,37 @@ class Part:
     """One sink's part of a record batch."""
 
     sink: str  # the sink's name
-    records: pa.RecordBatch  # its records
-    hashes: pa.Int64Array | None  # a hash of each, or None
-    source: pa.StructArray | None  # the row of the batch that each was made from; None if the records are these rows
-    deletes: bool = False  # whether the records of their keys are deleted. Their other columns are null.
+    records: pa.RecordBatch  # the sink's records
+    hashes: pa.Int64Array | None  # one hash per record, or None
+    source: pa.StructArray | None  # the batch's row that each record was made from; None if they are the same
+    deletes: bool = False  # whether these are deletes, in which only key columns are not null
 
     def of(self, taken: pa.BooleanArray) -> Part:
-        """Return the part of these rows alone."""
+        """Return the part with only the ``taken`` rows."""
         hashes = None if self.hashes is None else self.hashes.filter(taken)
         source = None if self.source is None else self.source.filter(taken)
         return Part(self.sink, self.records.filter(taken), hashes, source, self.deletes)
 
     def source_row(self, position: int) -> pa.StructScalar:
-        """Return the row that a record was made from, by the record's position."""
+        """Return the batch's row that the record at a position was made from."""
         return (self.records.to_struct_array() if self.source is None else self.source)[position]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The places of the sinks' records in a frame."""
+    """Where a frame has the sinks' records."""
 
     sinks: tuple[str, ...]  # the names of the sinks
-    in_structs: bool  # whether each finds them in a struct of its name; else every sink gets the frame's columns
-    # The sinks that get the rows alone in which their struct is not null, or their condition is true.
+    in_structs: bool  # whether each sink has a struct column of its name; otherwise all get the frame's columns
+    # The sinks that get only the rows in which their struct is not null, or their condition is true.
     chosen: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()  # the sinks whose records have hashes
-    with_source: bool = False  # whether the frame has the rows of the batch, too, in a column of their own
-    # The outputs whose sinks have a key. They get the last record of each.
+    with_source: bool = False  # whether the frame also has the batch's rows, in a column of their own
+    # The outputs whose sinks have a key. They get the last record of each key.
     keyed: Mapping[str, Keyed] = field(default_factory=dict)
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
-        """Return the schema of what each sink gets. Raises SchemaMismatch: a column has a type that Arrow does not
-        have."""
+        """Return the schema of each sink's records. Raises SchemaMismatch: Arrow lacks the type of a column."""
         schema = frame.schema
         if self.in_structs:
             return {name: arrow_schema(schema[name].dataType) for name in self.sinks}  # type: ignore[arg-type]
@@ -193,13 +192,13 @@ class Rows:
 
     @property
     def _beside(self) -> list[str]:
-        """The columns of the frame that no sink gets, where the sinks share the others."""
+        """The frame's helper columns, which no sink gets, if the sinks share the others."""
         conditions = (_TAKES + name for name in self.chosen if name not in self.keyed)
         hashes, changed = (_HASHES + name for name in self.hashed), (CHANGE + name for name in self.keyed)
         return [*conditions, *hashes, *changed, *([_SOURCE_ROW] if self.with_source else ())]
 
     def hashed_columns(self, frame: DataFrame) -> Iterator[tuple[str, dict[str, StructField]]]:
-        """Yield the columns of each sink whose records get hashes, by their names in SQL, with their fields."""
+        """Yield each sink whose records get hashes, with its columns: their names in SQL and their fields."""
         for name in self.hashed:
             if self.in_structs:
                 within = frame.schema[name].dataType
@@ -222,21 +221,21 @@ class Rows:
                 yield part.of(is_change(changed, Change.WRITE))
                 yield replace(part.of(is_change(changed, Change.DELETE)), deletes=True)
                 continue
-            taken = self._taken(batch, name)
+            taken = self._rows_taken_by(batch, name)
             yield part if taken is None else part.of(taken)
 
     def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Return which rows of a record batch no sink gets; None if there is no such row."""
+        """Return which rows of a record batch no sink gets; None if every row has a sink."""
         if len(self.chosen) < len(self.sinks):
             return None
         left = None
         for name in self.sinks:
-            if (taken := self._taken(batch, name)) is None:
+            if (taken := self._rows_taken_by(batch, name)) is None:
                 return None
             left = pc.invert(taken) if left is None else pc.and_not(left, taken)
         return left
 
-    def _taken(self, batch: pa.RecordBatch, name: str) -> pa.BooleanArray | None:
+    def _rows_taken_by(self, batch: pa.RecordBatch, name: str) -> pa.BooleanArray | None:
         """Return which rows of a record batch a sink gets; None for all."""
         if name not in self.chosen:
             return None
@@ -248,13 +247,13 @@ class Rows:
 
 
 class Projection:
-    """The columns of all outputs in one frame, from one start of a query to its end. The records of the sinks in
-    ``hashed`` get hashes. ``with_source``: whether a record must lead to the row of the batch that it was made from."""
+    """The columns of all outputs in one frame, for one run of a query. The records of the sinks in ``hashed`` get
+    hashes. ``with_source``: whether records must lead back to the batch's rows that they were made from."""
 
     def __init__(self, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False) -> None:
         self._outputs = outputs
         self._with_source = with_source
-        # Made once: to build a struct of columns takes up to 15 ms.
+        # Parsed once: building a struct of columns takes up to 15 ms.
         self._parsed = {name: _Parsed(name, output) for name, output in outputs.items()}
         self._by_key = ByKey()
         self._rows = Rows(
@@ -267,12 +266,12 @@ class Projection:
         )
 
     def apply(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
-        """Return a frame with the columns of all outputs, and where they are in it. If outputs have keys, the frame is
-        complete with ``by_key``. Raises ConfigurationError: Spark refuses an expression of an output, or it has no
-        column of its sink's key."""
+        """Return a frame with the columns of all outputs, and where they are. If outputs have keys, ``by_key`` must
+        follow. Raises ConfigurationError: Spark rejects an expression of an output, or an output lacks a column of its
+        sink's key."""
         try:
             frame, rows = self._select(batch)
-            schema = frame.schema  # a client of Spark Connect finds out here
+            schema = frame.schema  # makes Spark Connect analyze the frame
         except AnalysisException as error:
             for name in self._outputs:
                 self._require_accepted(batch, name)
@@ -284,9 +283,9 @@ class Projection:
         return (frame if rows.keyed else _with_hashes(frame, rows)), rows
 
     def by_key(self, frame: DataFrame, rows: Rows, tasks: int | None) -> DataFrame:
-        """Return the frame of ``apply`` with what becomes of each record of the outputs that have keys, if any have, on
-        as many ``tasks``; None if that is not known. Raises ConfigurationError if Spark can't compare or order values
-        of an output."""
+        """Return the frame of ``apply`` with the change of each record, for outputs that have keys. ``tasks`` is the
+        frame's number of tasks; None if unknown. Raises ConfigurationError: Spark can't compare or order an output's
+        values."""
         if not rows.keyed:
             return frame
         try:
@@ -300,10 +299,10 @@ class Projection:
         return _with_hashes(found, rows)
 
     def require_conditions_of_rows(self, batch: DataFrame) -> None:
-        """Raise ConfigurationError if a condition is not one of a single row, such as ``count(*) > 1``.
+        """Raise ConfigurationError if a condition is not about a single row, such as ``count(*) > 1``.
 
-        Spark takes an aggregate in a column, and makes one row of the batch when no output names a column beside it. A
-        filter takes neither aggregates nor window functions.
+        As a column, Spark accepts an aggregate, and reduces the batch to one row if no output selects another column. A
+        filter accepts neither aggregates nor window functions.
         """
         for name, output in self._outputs.items():
             parsed, where, delete_where = self._parsed[name], output.where, output.delete_where
@@ -311,7 +310,7 @@ class Projection:
             for what, given, condition in conditions:
                 if condition is not None:
                     with explain_refusal(what, given, name):
-                        _ = batch.where(condition).schema  # a client of Spark Connect finds out here
+                        _ = batch.where(condition).schema  # makes Spark Connect analyze the condition
 
     def _select(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
         rows, parsed = self._rows, self._parsed
@@ -328,13 +327,13 @@ class Projection:
                 return frame, replace(rows, in_structs=False)
         columns = [column for name, each in parsed.items() for column in each.in_struct(name, rows.keyed.get(name))]
         frame = batch.select(*columns, *source)
-        if rows.keyed and len(parsed) == 1:  # ``changes`` takes the columns out of the struct
+        if rows.keyed and len(parsed) == 1:  # ``changes`` unpacks the struct
             [name] = parsed
             rows = replace(rows, in_structs=not _can_be_named(frame.schema[name].dataType.names))  # type: ignore[attr-defined]
         return frame, rows
 
     def _require_accepted(self, batch: DataFrame, name: str) -> None:
-        """Raise ConfigurationError if Spark refuses an output by itself."""
+        """Raise ConfigurationError if Spark rejects this output on its own."""
         output, parsed = self._outputs[name], self._parsed[name]
         with explain_refusal("columns", [*output.columns], name):
             names = batch.select(parsed.struct.alias(name)).schema[name].dataType.names  # type: ignore[attr-defined]
@@ -350,7 +349,7 @@ class Projection:
 
 
 class _Parsed:
-    """The expressions of an output as Columns. Raises ConfigurationError if Spark can't parse one."""
+    """The expressions of an output as Columns. Raises ConfigurationError: Spark can't parse one."""
 
     def __init__(self, name: str, output: Output) -> None:
         def parse(what: str, given: Expression | None) -> Column | None:
@@ -366,7 +365,7 @@ class _Parsed:
         self.order = parse("'latest_by'", output.latest_by)
 
     def in_struct(self, name: str, keyed: Keyed | None) -> Iterator[Column]:
-        """Yield the struct where the condition holds; with a key, what ``changes`` needs."""
+        """Yield the struct, null where the condition does not hold; with a key, the columns that ``changes`` needs."""
         if keyed is None:
             yield (self.struct if self.where is None else when(self.where, self.struct)).alias(name)
         else:
@@ -403,7 +402,7 @@ def _require_key(name: str, output: Output, columns: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def explain_refusal(what: str, given: object, name: str) -> Iterator[None]:
-    """Name what was ``given`` for output ``name`` where Spark refuses it."""
+    """Raise ConfigurationError with the expression ``given`` for output ``name`` if Spark rejects it."""
     try:
         yield
     except AnalysisException as error:
@@ -413,10 +412,10 @@ def explain_refusal(what: str, given: object, name: str) -> Iterator[None]:
 
 
 def _first_line(error: AnalysisException) -> str:
-    """Return the first line of Spark's text, as a sentence."""
+    """Return the first line of Spark's error as a sentence."""
     return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
 
 
 def _can_be_named(columns: Sequence[str]) -> bool:
-    """Whether ``frame[name]``, by which PySpark passes columns to Python, finds each column."""
+    """Whether ``frame[name]``, which PySpark uses to pass columns to Python, finds each column."""
     return all(name.isidentifier() for name in columns) and len({name.lower() for name in columns}) == len(columns)

@@ -1,4 +1,4 @@
-"""A record in Spark's SQL and in Arrow: names of its columns, types, size and hash."""
+"""Records in Spark's SQL and in Arrow: column names, types, sizes and hashes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from twopc.errors import SchemaMismatch
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL takes it."""
+    """Return a column's name as a quoted SQL identifier."""
     return f"`{name.replace('`', '``')}`"
 
 
-# Types. A sink gets Arrow's types alone. ----------------------------------------------------------------------------
+# Types. Sinks get only Arrow's types. -------------------------------------------------------------------------------
 
 FIXED = frozenset(
     {
@@ -38,21 +38,21 @@ FIXED = frozenset(
         *("DateType", "TimestampType", "TimestampNTZType", "TimeType", "DayTimeIntervalType", "NullType"),
     }
 )
-"""Types whose values all have one size, by name, because earlier versions of Spark lack some."""
+"""The names of types with values of a fixed size. Names, because earlier versions of Spark lack some of the types."""
 
-_KEPT = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
-"""Types without parts that a sink gets as what they are. Spark passes a variant as a struct of two binary values, and
-an interval of months not at all."""
+_UNCHANGED = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
+"""Types without parts that a sink gets unchanged. Spark passes a variant as a struct of two binary values, and can't
+pass an interval of months."""
 
-_TEXT = {"VariantType": "to_json({})"}  # SQL that makes text of a value, by the type's name. Other types can be cast.
+_TEXT = {"VariantType": "to_json({})"}  # type → SQL that converts a value to text; other types can be cast
 
-# Spark 4.2 asks for the time zone of timestamps. Earlier versions take UTC. A sink can write any.
+# Spark 4.2 requires a time zone for timestamps; earlier versions use UTC. Sinks accept any.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the record batches that a task gets for ``schema``. Raises SchemaMismatch: a column
-    has a type that Arrow does not have."""
+    """Return the Arrow schema of the record batches that a task gets for ``schema``. Raises SchemaMismatch: Arrow lacks
+    the type of a column."""
     for field in schema:
         if (found := unkept(field.dataType)) is not None:
             text = _TEXT.get(type(found).__name__, "CAST({} AS STRING)").format(field.name)
@@ -60,11 +60,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name!r} has Spark's type {found.simpleString().upper()}, which a sink would get as"
                 f" another type. Nothing was written. Write it as text, such as by {text} AS {field.name}, or drop it."
             )
-    return to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type]  # by version
+    return to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type]  # depends on the version
 
 
 def unkept(of_spark: DataType) -> DataType | None:
-    """Return the first type in a type that a sink would get as another one, or None."""
+    """Return the type, or the first of its parts, that a sink would get as another type; or None."""
     match of_spark:
         case StructType():
             parts = [field.dataType for field in of_spark]
@@ -75,13 +75,13 @@ def unkept(of_spark: DataType) -> DataType | None:
         case UserDefinedType():
             parts = [of_spark.sqlType()]
         case _:
-            return None if type(of_spark).__name__ in _KEPT else of_spark
+            return None if type(of_spark).__name__ in _UNCHANGED else of_spark
     return next((found for found in map(unkept, parts) if found is not None), None)
 
 
 def row_of(schema: StructType) -> Column:
-    """Return the column with the rows of a frame, as Arrow takes them: with a name of its own for each field, and as
-    text what Arrow has no type for."""
+    """Return a column with the rows of a frame in a form that Arrow accepts: fields have unique names, and are text if
+    Arrow lacks their type."""
     row, taken = expr("struct(*)"), StructType()
     for each in schema:
         numbers = itertools.count(2)
@@ -96,16 +96,16 @@ def row_of(schema: StructType) -> Column:
 # Sizes. ------------------------------------------------------------------------------------------------------------
 
 _FIXED_BYTES = 16
-"""The most bytes of a value of fixed size, and what Arrow needs for any other value beside its bytes or parts."""
+"""The most bytes that a value of fixed size takes, and that Arrow adds to the bytes or parts of any other value."""
 
 
 class _SizeUnknown(Exception):
-    """Spark can't tell the size of a type's values."""
+    """SQL can't compute the size of a type's values."""
 
 
 def is_larger(schema: StructType, most_bytes: int) -> str | None:
-    """Return a condition in SQL that is true for a record of more than ``most_bytes``; ``false`` if no record can be
-    larger. None if Spark can't tell the size of a record, or if each is larger."""
+    """Return a SQL condition that is true for records of more than ``most_bytes``; ``false`` if no record can be
+    larger. None if SQL can't compute the size, or if every record is larger."""
     try:
         fixed, varying = _size("", schema)
     except _SizeUnknown:
@@ -116,11 +116,11 @@ def is_larger(schema: StructType, most_bytes: int) -> str | None:
 
 
 def _size(value: str, of_spark: DataType, depth: int = 0) -> tuple[int, list[str]]:
-    """Return the bytes that every value takes, and SQL expressions of those that vary. The record itself is ``""``."""
+    """Return the bytes that every value takes, and SQL expressions for the rest. The record itself is ``""``."""
     match of_spark:
         case StringType() | BinaryType():
             return _FIXED_BYTES, [f"coalesce(octet_length({value}), 0)"]
-        case StructType() if len({name.lower() for name in of_spark.names}) == len(of_spark):  # else they are ambiguous
+        case StructType() if len({name.lower() for name in of_spark.names}) == len(of_spark):  # otherwise ambiguous
             within = f"{value}." if value else ""
             parts = [_size(f"{within}{quoted(field.name)}", field.dataType, depth) for field in of_spark]
         case ArrayType():
@@ -150,30 +150,30 @@ _BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"  # a number that no value of a reco
 
 
 def hash_of(columns: Mapping[str, StructField]) -> str:
-    """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
-    again would give another value. Their names count, too: another plan may have exchanged them."""
+    """Return the SQL of a record's hash. ``columns`` are the frame's, as evaluating an expression such as rand() again
+    would give another value. Their names are hashed too: another plan may have swapped two columns."""
     names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
-    values = _hash_apart({value: field.dataType for value, field in columns.items()})
+    values = _hash_separately({value: field.dataType for value, field in columns.items()})
     return f"xxhash64({', '.join(values)}) ^ {names}L"
 
 
-def _hash_apart(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
-    """Return the SQL expressions of values beside each other, with a bound between two. Spark's hash skips nulls, so
-    without it, it would be the same for a value in any of them."""
+def _hash_separately(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
+    """Return the SQL expressions that hash several values, with a separator in between. Spark's hash skips nulls:
+    without a separator, a single value would hash the same in whichever column it is."""
     inputs = (_hash_inputs(value, of_spark, depth) for value, of_spark in values.items())
     return [each for of_value in inputs for each in (_BOUND, *of_value)][1:]
 
 
 def _hash_inputs(value: str, of_spark: DataType, depth: int) -> list[str]:
-    """Return SQL expressions that are equal for equal values alone, as far as a hash can be.
+    """Return SQL expressions that are equal only for equal values, up to hash collisions.
 
-    Spark's hash runs through arrays and structs as if they had no bounds, so by itself it is the same for
-    ``[1], [2, 3]`` and ``[1, 2], [3]``. The size of null depends on the session.
+    Spark's hash ignores where arrays and structs begin and end, so it is the same for ``[1], [2, 3]`` and
+    ``[1, 2], [3]``. The size of a null array depends on the session.
     """
     match of_spark:
         case StructType():
             fields = {f"{value}.{quoted(field.name)}": field.dataType for field in of_spark}
-            return [*_hash_apart(fields, depth), f"{value} IS NULL"]
+            return [*_hash_separately(fields, depth), f"{value} IS NULL"]
         case ArrayType():
             each = f"each{depth}"
             element = f"xxhash64({', '.join(_hash_inputs(each, of_spark.elementType, depth + 1))})"

@@ -1,9 +1,9 @@
-"""How a query ends: ``stop``, which comes between two batches, and Spark's own ``stop()``, which interrupts a batch.
+"""How a query ends: by ``stop``, between two batches, or by Spark's own ``stop()``, which interrupts a batch.
 
 Measured on Spark 4.2.0: ``StreamingQuery.stop()`` cancels the query's jobs, interrupts the Java thread that runs its
-batches, and waits until that thread has ended. The thread waits for our Python code, which only its own calls into Java
-interrupt: they run in that same thread, and raise. So a batch is rolled back while its tasks write, and finished after
-that.
+batches, and waits for that thread to end. The thread waits for our Python code, which notices the interrupt only in its
+own calls into Java: they run in that thread, and raise. So a batch is rolled back if its tasks are still writing, and
+finished otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twopc.spark import java
 logger = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 5.0
-"""How long a batch that is to end may have waited for a target system."""
+"""How long a batch may have waited for a target system before ``stop`` interrupts it."""
 
 _POLL_INTERVAL_S = 0.02
 _INTERRUPT = "java.lang.InterruptedException"
@@ -41,20 +41,20 @@ _CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 def stop(query: StreamingQuery, *, drain: bool = False) -> None:
     """Stop a query between two batches: finish the current batch, wait until Spark has recorded it, and close the log.
 
-    With ``drain``, first wait until the query has processed what its sources have now; see docs/spark.md.
+    With ``drain``, first wait until the query has processed everything that its sources have now; see docs/spark.md.
 
-    Then the next start has nothing to recover and repeats no batch. Spark's own ``query.stop()`` interrupts a batch:
-    nothing is lost or doubled, but the next start recovers. A query without ``foreach_batch``, or before its first
-    batch, is stopped by Spark alone.
+    After ``stop``, the next start has nothing to recover and repeats no batch. Spark's own ``query.stop()`` interrupts
+    a batch: nothing is lost or doubled, but the next start recovers. A query without ``foreach_batch``, or before its
+    first batch, is only stopped by Spark.
 
-    A batch that has waited ``STOP_PATIENCE_S`` for a target system is interrupted by Spark's ``query.stop()``, and the
-    next start continues with it.
+    If a batch has waited ``STOP_PATIENCE_S`` for a target system, Spark's ``query.stop()`` interrupts it, and the next
+    start continues with it.
 
-    ``stop`` does not raise the error of a current batch that fails: see ``query.exception()``.
+    If the current batch fails, ``stop`` does not raise its error: see ``query.exception()``.
 
     Raises:
-        ConfigurationError: it was called from within a batch.
-        StreamingQueryException: the query has failed before it was drained.
+        ConfigurationError: ``stop`` was called from within a batch.
+        StreamingQueryException: the query failed before it was drained.
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
     turn = turns.get(query.id)
@@ -69,8 +69,8 @@ def stop(query: StreamingQuery, *, drain: bool = False) -> None:
 
 
 class Turn:
-    """The lock between a query's batches and the thread that stops the query. ``waits_in_vain``: whether the current
-    batch has waited too long for a target system. ``close`` closes the query's log."""
+    """The lock between a query's batches and the thread that stops the query. ``waits_in_vain`` returns whether the
+    current batch has waited too long for a target system. ``close`` closes the query's log."""
 
     def __init__(self, waits_in_vain: Callable[[], bool], close: Callable[[], None]) -> None:
         self.close = close
@@ -81,11 +81,11 @@ class Turn:
 
     @contextlib.contextmanager
     def hold(self, context: SparkContext) -> Iterator[None]:
-        """Wait for the lock and hold it. Called in the thread in which Spark runs the query's batches."""
+        """Acquire the lock and hold it. Called in the thread in which Spark runs the query's batches."""
         try:
             while not self._lock.acquire(blocking=False):
                 self._batch_waits = True
-                # Sleep in Java, where Spark's interrupt arrives. Spark's stop() would wait forever for Python's lock.
+                # Sleep in Java, where Spark's interrupt arrives: Spark's stop() would wait for a Python lock for ever.
                 java.jvm(context).java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))
         finally:
             self._batch_waits = False
@@ -97,7 +97,7 @@ class Turn:
             self._lock.release()
 
     def refuse_within_batch(self) -> None:
-        """Raise ConfigurationError in the thread of a batch, which would wait for itself."""
+        """Raise ConfigurationError if a batch's own thread calls, which would wait for itself."""
         if self._in_batch == threading.get_ident():
             raise ConfigurationError(
                 "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
@@ -105,13 +105,13 @@ class Turn:
 
     @contextlib.contextmanager
     def between_batches(self, query: StreamingQuery) -> Iterator[None]:
-        """Wait until the current batch has ended and Spark has recorded it, and let no other begin. A batch that waits
-        in vain is interrupted."""
+        """Wait until the current batch has ended and Spark has recorded it, and hold back the next one. A batch that
+        waits in vain is interrupted."""
         is_interrupted = False
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
             if not is_interrupted and self._waits_in_vain():
                 is_interrupted = True
-                with contextlib.suppress(Py4JJavaError):  # after Spark's 'stopTimeout': the batch ends all the same
+                with contextlib.suppress(Py4JJavaError):  # Spark's 'stopTimeout' has passed; the batch still ends
                     query.stop()
         try:
             while query.isActive and query.status["isTriggerActive"] and not self._batch_waits:
@@ -122,16 +122,16 @@ class Turn:
 
 
 turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
-"""The turn of a query's batches, by the query's id. The query keeps its writer alive, which has the turn."""
+"""Query id → the turn of its batches. The query keeps its writer alive, which holds the turn."""
 
 
 @contextlib.contextmanager
 def shorten_interrupts(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Shorten the error by which Spark recognizes that its ``stop()`` interrupted the batch, during a call into Java or
-    a wait for a target system.
+    """Shorten the error of a batch that Spark's ``stop()`` has interrupted, in a call into Java or while it waited for
+    a target system.
 
-    Spark searches the error's text with a regular expression (SPARK-39218). With Java's stack trace in the text, the
-    search overflows the stack of the query's thread.
+    Spark recognizes the interrupt by a regular expression over the error's text (SPARK-39218). If the text contains
+    Java's stack trace, the search overflows the stack of the query's thread.
     """
     try:
         yield
@@ -141,7 +141,7 @@ def shorten_interrupts(batch_id: int, is_stopped: Callable[[], bool]) -> Iterato
             cause = cause.__cause__
         if not is_interrupt(cause) and not (isinstance(cause, Retriable) and is_stopped()):
             raise
-        kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
+        kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # with Retriable, it may be decided
         raise kind(
             f"batch {batch_id} was interrupted: its query was stopped, or its job cancelled. The query's next start"
             f" continues with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
@@ -149,7 +149,7 @@ def shorten_interrupts(batch_id: int, is_stopped: Callable[[], bool]) -> Iterato
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether Spark's ``stop()`` has interrupted a call into Java, or cancelled its job. Spark wraps the error of a job
+    """Whether Spark's ``stop()`` has interrupted a call into Java or cancelled its job. Spark wraps the error of a job
     that it runs in another thread."""
     thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
     while thrown is not None:
@@ -160,12 +160,12 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 # Failures of a job that are known to pass. ---------------------------------------------------------------------------
-# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass. An outage lasts
-# without limit only where it decides. One that another failure was raised for, or that came as one was cleaned up, is
-# counted like the loss of a process: it may pass.
+# PySpark passes on only the text of a job's error, so the text is searched. If an outage itself failed the job, the
+# batch is retried without limit. If it caused another error, or came during cleanup, it is counted like the loss of a
+# process, as it may never pass.
 
 _OUTAGES = re.compile(
-    rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # a task has failed with an answer of twopc, which ends with this
+    rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # ends the text of twopc's own error in a task
     r"java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception\b|"
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
@@ -174,39 +174,39 @@ _OUTAGES = re.compile(
     r"|BrokenPipeError|TimeoutError|gaierror|RemoteDisconnected): ",
     re.MULTILINE,
 )
-"""A system did not answer."""
+"""Matches errors of systems that did not answer."""
 
 _LOST = re.compile(
     r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|"
-    r"\AAn error occurred while calling \S+\Z|"  # py4j's, where the JVM has ended amid a call
+    r"\AAn error occurred while calling \S+\Z|"  # py4j's text if the JVM ended during a call
     r"cancelled because SparkContext was shut down|Cannot call methods on a stopped SparkContext|"
-    r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
+    r"java\.util\.concurrent\.TimeoutException\b"  # also raised if the records to fetch are gone
 )
-"""A process of Spark was lost, or the session was stopped, or a wait of Spark has ended. That may come to the same end
-each time."""
+"""Matches errors after Spark has lost a process, stopped the session or reached a timeout. Such a failure may recur at
+every start."""
 
 _ASKED_AGAIN = f"{DESCRIBED_BY}{Retriable.__name__}"
-_ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
+_ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task whose round was aborted
 
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:.*?))(?=\n\tat |\nTraceback \(|\Z)")
-"""The error at the end of a traceback. In a chain, the last one is what was raised."""
+"""Finds the error at the end of each traceback. In a chain, the last one is the error that was raised."""
 
-_HANDLING = "During handling of the above exception"  # follows an error in a traceback that the next was not raised for
+_HANDLING = "During handling of the above exception"  # between errors in a traceback: the first did not cause the next
 
 _ERRNO = re.compile(
     r"^[ |+]*[\w.]*Error: (?:<urlopen error )?\[Errno (\d+)\]", re.MULTILINE
-)  # the lines of a group begin so
+)  # the prefix is an exception group's
 
 
 @contextlib.contextmanager
 def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """On the driver: have what passes by itself fail the round as an answer of twopc does. ``is_stopped``: whether this
-    process has stopped its session. Then PySpark's own clean-up hides how a job has ended.
+    """On the driver: raise a failure that may pass by itself as an error of twopc. ``is_stopped`` returns whether this
+    process has stopped its session: PySpark's cleanup then hides how the job ended.
 
     Raises:
-        Retriable: instead of an interrupt, or of an outage.
-        RoundAborted: instead of the loss of a process, of any other error in a stopped session, or of one beside which
-            an outage came. That is counted, as it may never pass: see ``RepeatedFailure``.
+        Retriable: for an interrupt or an outage.
+        RoundAborted: for the loss of a process, for any other error in a stopped session, or for an error that came
+            with an outage. It is counted, as it may never pass: see ``RepeatedFailure``.
     """
     try:
         yield
@@ -220,13 +220,13 @@ def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 def passing(text: str) -> type[Retriable | RoundAborted] | None:
-    """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
+    """Return the error class for the text of a job's failure; None if the failure is not known to pass."""
     if _LOST.search(text):
         return RoundAborted
-    in_python: list[str] = _RAISED.findall(text)  # empty for a group of errors, whose lines are all indented
+    in_python: list[str] = _RAISED.findall(text)  # empty for exception groups, whose lines are indented
     is_aborted = _ABORTED in ((in_python and in_python[-1].strip()) or text)
-    # Python's chain ends with what was raised, and an aborted round is what its cause is. Java's ends with the cause.
-    # Beside an error of Python's, Java has its own, such as that the worker took no more input.
+    # Python's chain ends with the raised error, and Java's with the root cause. An aborted round counts as its own
+    # cause. A Python error also brings a Java error, such as that the worker took no more input; that one is ignored.
     in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
     decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java
     is_cleanup = any(_HANDLING in each and not _has_outage(each) for each in in_python) and _ASKED_AGAIN not in decisive
@@ -239,27 +239,27 @@ def _has_outage(text: str) -> bool:
     return bool(_OUTAGES.search(text)) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
 
 
-# A query that is to be stopped first processes what its sources have. ------------------------------------------------
+# Draining: before the stop, the query processes what its sources have. ----------------------------------------------
 
 _DRAIN_INTERVAL_S = 0.05
-_TOLD_INTERVAL_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 
 def wait_until_drained(query: StreamingQuery) -> None:
-    """Wait until a query has processed and committed what its sources have now. Then event-time windows that these
-    records closed are emitted, too.
+    """Wait until a query has processed and committed everything that its sources have now, and has emitted the
+    event-time windows that these records close.
 
-    Spark's ``processAllAvailable`` returns when a trigger finds nothing new. With a source that never pauses it never
-    returns: then the offsets that the source had at the call are the goal. They are in the progress that Spark reports
-    after each batch, for sources that tell how far they could be read, as Kafka does. Raises StreamingQueryException:
-    the query has failed before that.
+    Spark's ``processAllAvailable`` returns when a trigger finds nothing new, so never for a source that does not pause.
+    Then the goal is the offsets that the source had at the call. Spark's progress report after each batch has them, for
+    sources that report their latest offset, as Kafka does. Raises StreamingQueryException: the query failed before
+    that.
     """
     goal = _Goal(query.lastProgress)
     paused = threading.Thread(target=_wait_for_a_pause, args=(query,), daemon=True)  # ends with the query at the latest
     paused.start()
     told_s = time.monotonic()
     while query.isActive and paused.is_alive() and not goal.is_reached(query.lastProgress):
-        if time.monotonic() - told_s >= _TOLD_INTERVAL_S:
+        if time.monotonic() - told_s >= _LOG_INTERVAL_S:
             told_s = time.monotonic()
             logger.warning("query %s is not drained yet: %s", query.id, goal)
         time.sleep(_DRAIN_INTERVAL_S)
@@ -275,9 +275,8 @@ def _wait_for_a_pause(query: StreamingQuery) -> None:
 
 
 class _Goal:
-    """The offsets of the sources at the call, from the first batch that was certainly planned after it. Which batch
-    that is follows from the batches' numbers, and from the progress ``at_call``: Spark's clock may differ from the
-    caller's."""
+    """The offsets that the sources had at the call: those of the first batch that was certainly planned after it. That
+    batch is found by its number and the progress ``at_call``, as Spark's clock may differ from the caller's."""
 
     def __init__(self, at_call: Mapping[str, Any] | None) -> None:
         # The batch after the newest one may be running.
@@ -291,7 +290,7 @@ class _Goal:
         return f"the newest batch that has ended is {self._newest}, and the offsets to reach {goal}"
 
     def is_reached(self, progress: Mapping[str, Any] | None) -> bool:
-        """Whether nothing is left to wait for, as far as a progress tells."""
+        """Whether the query has reached the offsets, by a progress report."""
         if progress is None:
             return False
         self._newest = progress["batchId"]
@@ -311,7 +310,7 @@ class _Goal:
 
 
 def _offset(given: Any) -> Any:
-    """Return an offset as JSON has it. Spark's progress has it as JSON within JSON, or as text."""
+    """Return an offset, parsed if it is JSON. Spark's progress has offsets as JSON in a string, or as plain text."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -319,7 +318,7 @@ def _offset(given: Any) -> Any:
 
 
 def _has_reached(end: Any, goal: Any) -> bool:
-    """Whether an offset is at the goal or beyond. False if the source does not tell how far it could be read."""
+    """Whether an offset is at or beyond the goal. False if the source does not report its latest offset."""
     match end, goal:
         case dict(), dict():
             return all(_has_reached(end.get(name), goal[name]) for name in goal)

@@ -1,4 +1,4 @@
-"""A task of a batch: what runs on the executors, and how its vote or its error comes back to the driver.
+"""A batch's task on the executors, and how its vote or its error gets back to the driver.
 
 PySpark passes only the text of a task's traceback to the driver. Without ``refusals_from_tasks``, a configuration error
 would look like a failure worth retrying.
@@ -37,27 +37,27 @@ from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 VOTE_SCHEMA = StructType().add("vote", "string").add("unrouted", "long").add("bad_records", "string")
-"""The row by which a task returns what it has ``Written``; vote and bad records as JSON. A value, because a schema
-given as text takes a call to the JVM to parse."""
+"""The row in which a task returns ``Written``, with vote and bad records as JSON. Not a DDL string, which takes a call
+to the JVM to parse."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The result of an attempt."""
+    """The result of a task attempt."""
 
     vote: Vote
     unrouted: int  # the number of rows that went to no sink
     bad_records: Sequence[BadRecord]  # the records that a sink refused
 
     def to_batch(self) -> pa.RecordBatch:
-        """Return this as one row, for its way to the driver."""
+        """Return this as one row, to send to the driver."""
         vote = json.dumps({name: committable.to_json() for name, committable in self.vote.items()})
         row = {"vote": vote, "unrouted": self.unrouted}
         return pa.RecordBatch.from_pylist([{**row, "bad_records": json.dumps(self.bad_records)}])
 
     @classmethod
     def of(cls, row: Row) -> Written:
-        """Return what a task has written, by the row that it returned."""
+        """Return a task's result from the row that it sent."""
         vote = {name: Committable.from_json(value) for name, value in json.loads(row.vote).items()}
         bad = [BadRecord(*each) for each in json.loads(row.bad_records)]
         return cls(vote, row.unrouted, bad)
@@ -65,24 +65,24 @@ class Written:
 
 @dataclass(frozen=True)
 class Task:
-    """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with what it has written.
+    """The function for ``mapInArrow``: takes the columns of all sinks, and returns one row with the result.
 
-    Each task attempt has one participant, for all sinks at once.
+    Each task attempt has one participant, for all sinks together.
     """
 
     sinks: PickledSinks
-    rows: Rows  # where they find their records
+    rows: Rows  # where a frame has the sinks' records
     round: Round
     refuses_unrouted: bool = False  # whether a row that goes to no sink fails the batch
     max_bad_records: int = 0  # how many records may be left out because a sink refuses them
-    # If a part of a decided batch is computed again, the sinks and partitions to write; else None.
+    # The sinks and partitions to write if a part of a decided batch is computed again, else None.
     wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
         with refusals_to_driver():
-            # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
+            # Spark numbers task attempts across an application, so a retry of a whole Spark stage has other numbers.
             written = self.write(self.sinks.load(), batches, context.partitionId(), context.taskAttemptId())
             spare_garbage_collection()
             yield written.to_batch()
@@ -94,7 +94,7 @@ class Task:
         partition: int,
         serial: int,
     ) -> Written:
-        """Write and pre-commit the record batches of a partition. ``serial``: no other attempt of the round has it."""
+        """Write and pre-commit the record batches of a partition. ``serial`` is unique among the round's attempts."""
         unrouted, bad = list[int](), list[BadRecord]()
         with Participant(
             sinks, self.round, partition=partition, serial=serial, max_bad_records=self.max_bad_records
@@ -107,7 +107,7 @@ class Task:
         return Written(vote, sum(unrouted), bad)
 
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, unrouted: list[int]) -> Iterator[Part]:
-        """Yield what each sink gets of the record batches of a partition. Add to ``unrouted`` how many rows no sink
+        """Yield each sink's parts of a partition's record batches. Append to ``unrouted`` how many rows no sink
         gets."""
         read, unordered = 0, Counter[tuple[str, Change]]()
         for batch in batches if self._writes(partition) else ():
@@ -123,14 +123,15 @@ class Task:
             keyed.refuse(name, unordered, partition)
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
-        """Whether the task of a partition writes to a sink, or to any."""
+        """Whether a partition's task writes to ``sink``; if None, to any sink."""
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
 
 
 def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
-    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
+    """Raise RecordRefused if one of ``rows`` is true: no sink gets it. ``before`` rows of the task came before
+    these."""
     if (position := pc.index(rows, True).as_py()) >= 0:
         raise errors.RecordRefused(
             "no output takes this row: the condition of each is false or null for it, and 'unrouted' is 'refuse'."
@@ -142,26 +143,27 @@ def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
 
 @functools.cache
 def spare_garbage_collection() -> None:
-    """Exempt from garbage collection, once per process, all that it has loaded. For the end of its first task.
+    """Exempt everything that the process has loaded from garbage collection. Called at the end of a task; only the
+    first call of a process has an effect.
 
-    PySpark collects garbage after each task (``manager`` in ``pyspark/daemon.py``). To look through the modules of
-    Arrow and a sink each time takes 50 ms of CPU, more than the task of a small batch. Of the first task's own objects,
-    those that refer to each other in a circle stay until the process ends.
+    PySpark collects garbage after each task (``manager`` in ``pyspark/daemon.py``). Traversing the modules of Arrow and
+    a sink each time takes 50 ms of CPU, more than the task of a small batch. The price: the first task's reference
+    cycles are never freed.
     """
     gc.collect()
     gc.freeze()
 
 
-# Small parts are written together. ---------------------------------------------------------------------------------
+# Small parts are merged before a write. ----------------------------------------------------------------------------
 
 ENOUGH_RECORDS = 8_192
 ENOUGH_BYTES = 4 * 1024 * 1024
-"""Parts of this size are written at once. Bounds the memory of the parts that wait."""
+"""A part of this size is written at once. Bounds the memory for waiting parts."""
 
 
 @dataclass
 class _Waiting:
-    """The parts of a sink, records or deletes, that wait for more."""
+    """A sink's parts, either of records or of deletes, that wait for more."""
 
     parts: list[Part] = field(default_factory=list)
     records: int = 0
@@ -169,11 +171,11 @@ class _Waiting:
 
 
 def gather(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield the records of all parts, and apart from them the deletes, in the order in which each sink gets them, in
-    fewer and larger parts. A part that is large enough is passed on as it is.
+    """Merge small parts of the same sink, in order. Records and deletes stay separate. A part that is large enough is
+    yielded as it is.
 
     Spark passes 10,000 rows at a time, of which an output with a condition may get few, and each write has a fixed
-    cost, of 0.4 ms to Kafka.
+    cost: 0.4 ms to Kafka.
     """
     waiting: dict[tuple[str, bool], _Waiting] = {}
     for part in parts:
@@ -208,15 +210,15 @@ def _join(parts: list[Part]) -> Part:
     )
 
 
-# What travels to the executors, where distributions may not be installed. --------------------------------------------
+# Objects sent to the executors, where distributions may not be installed. --------------------------------------------
 
 
 @dataclass(frozen=True)
 class PickledSinks:
-    """Pickled sinks by name, each with the distribution to install where it can't be loaded.
+    """Pickled sinks by name, each with the distribution to install if it can't be loaded.
 
-    Spark unpickles everything that it sends to a task before any code of ours runs. A missing distribution would then
-    end the task with the name of a module only.
+    Spark unpickles everything that it sends to a task before any of our code runs. For a missing distribution, the
+    task's error would then only have the name of a module.
     """
 
     _pickled: Mapping[str, tuple[bytes, str]] = field(repr=False)  # a sink may hold credentials
@@ -227,8 +229,8 @@ class PickledSinks:
         return cls({name: (dumps(sink), distribution_of(type(sink))) for name, sink in sinks.items()})
 
     def load(self) -> dict[str, TwoPhaseCommitSink[Any]]:
-        """Return the sinks, in a task. Raises ConfigurationError: a sink can't be loaded here. The message names what
-        to install, and where."""
+        """Return the sinks, in a task. Raises ConfigurationError: a sink can't be loaded here; the message says which
+        distribution to install, and where."""
         return {name: _load(name, *pickled) for name, pickled in self._pickled.items()}
 
 
@@ -245,11 +247,10 @@ def _load(name: str, pickled: bytes, distribution: str) -> TwoPhaseCommitSink[An
 
 
 class _HidesPickledTasks(logging.Filter):
-    """Drops py4j's DEBUG lines of commands to the JVM that contain pickled tasks: these contain sinks' credentials, in
-    base64."""
+    """Drops py4j's DEBUG lines for commands that contain pickled tasks, and so the sinks' credentials in base64."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return "\nj" not in record.getMessage()  # an argument of bytes, in py4j's protocol
+        return "\nj" not in record.getMessage()  # marks an argument of bytes in py4j's protocol
 
 
 for _logs_commands in ("py4j.clientserver", "py4j.java_gateway"):
@@ -257,10 +258,10 @@ for _logs_commands in ("py4j.clientserver", "py4j.java_gateway"):
 
 
 def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Wrap ``task`` in a function that Spark can unpickle even where this package is missing, or is another project's.
+    """Wrap ``task`` in a function that Spark can unpickle even if this package is missing, or is another project's.
 
-    There the function raises an error that names the host and what to install. Spark's own would name a module only.
-    The function is pickled by value, because it is nested, so it does its imports inside.
+    The function then raises an error with the host and the distributions to install. Spark's own error would only name
+    a module. The function is nested, and so pickled by value; hence its own imports.
     """
     dumps: Callable[[object], bytes] = cloudpickle.dumps
     pickled = dumps(task)
@@ -293,7 +294,7 @@ def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterab
     return run
 
 
-# Errors, on their way back. ------------------------------------------------------------------------------------------
+# Errors on their way to the driver. ----------------------------------------------------------------------------------
 
 
 class TaskRefused(Exception):
@@ -310,33 +311,33 @@ _UNFIT_PYTHON = re.compile(
     r"(.*(?:\b(?:PyArrow|Pandas) >= |No module named '(?:pyarrow|pandas)[.']|PYTHON_VERSION_MISMATCH).*)$",
     re.MULTILINE,
 )
-"""Matches errors of Spark's own worker before a task. On 4.0 to 4.2 a missing pyarrow is a ``ModuleNotFoundError``.
-Elsewhere PySpark raises ``PySparkImportError`` for pyarrow and pandas."""
+"""Matches errors that Spark's worker raises before a task. On 4.0 to 4.2, a missing pyarrow is a
+``ModuleNotFoundError`` there. Elsewhere PySpark raises ``PySparkImportError`` for pyarrow and pandas."""
 
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor")
 
 
 @contextlib.contextmanager
 def refusals_to_driver() -> Iterator[None]:
-    """In a task: raise a ``Refused`` error in a form that ``refusals_from_tasks`` recognizes on the driver. Raises
-    TaskRefused: instead of ``Refused``, which is its cause."""
+    """In a task: raise ``TaskRefused`` from a ``Refused`` error, for ``refusals_from_tasks`` to recognize on the
+    driver."""
     try:
         yield
     except errors.Refused as refused:
         attributes = {name: value for name, value in vars(refused).items() if not name.startswith("__")}
-        # A user's sink may raise an error of its own class, which the driver may not have.
+        # A user's sink may raise its own class, which the driver may lack.
         refusal = [refused.kind, str(next(iter(refused.args), "")), attributes]
         raise TaskRefused(json.dumps(refusal, default=str)) from refused
 
 
 @contextlib.contextmanager
 def refusals_from_tasks() -> Iterator[None]:
-    """On the driver: re-raise the ``Refused`` error of a task of the job inside, with its class, message and
-    attributes. Raises ConfigurationError if the Python of an executor lacks what the task needs."""
+    """On the driver: re-raise a task's ``Refused`` error, with its class, message and attributes. Raises
+    ConfigurationError: an executor's Python lacks a package that the task needs."""
     try:
         yield
     except Exception as error:
-        for line in _RAISED.findall(str(error))[-1:]:  # the one that ended the task comes last
+        for line in _RAISED.findall(str(error))[-1:]:  # the last one ended the task
             kind, reason, attributes = json.loads(line)
             refused: errors.Refused = getattr(errors, kind)(reason)
             vars(refused).update(attributes)
@@ -345,11 +346,11 @@ def refusals_from_tasks() -> Iterator[None]:
             raise errors.ConfigurationError(reason) from None
         for reason in _UNFIT_PYTHON.findall(str(error))[-1:]:
             hosts = _LOST_TASK.findall(str(error))[-1:]
-            raise errors.ConfigurationError(_unfit(reason, *hosts)) from None
+            raise errors.ConfigurationError(_unfit_message(reason, *hosts)) from None
         raise
 
 
-def _unfit(reason: str, host: str | None = None) -> str:
+def _unfit_message(reason: str, host: str | None = None) -> str:
     where = f"the executor at {host}" if host else "an executor"
     advice = (
         "Give the executors the driver's version of Python, and"

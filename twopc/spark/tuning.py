@@ -1,11 +1,12 @@
-"""What a batch's plan allows: fewer tasks for a small batch, or none; and Arrow record batches that end by rows alone.
+"""Optimizations by a batch's plan: fewer tasks or none for a small batch, and Arrow record batches limited by rows
+only.
 
 Spark passes ``foreachBatch`` a frame over an RDD. The query's plan is below that RDD, in the same job, and the frame
 does not show it. The query's engine in the driver's JVM does: it plans every batch from one logical plan, which is
-inspected once per start of the query. What the frame adds above the RDD is inspected in each batch, in about ten calls
-to the JVM (1 ms).
+inspected once per start of the query. The frame's own nodes above the RDD are inspected in each batch, by about ten
+calls to the JVM (1 ms).
 
-A plan that is not recognized keeps its tasks, and their number is not known.
+If a plan is not recognized, it keeps its tasks, and their number is unknown.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _ALLOCATION = "spark.dynamicAllocation.enabled"
 
 _BATCH = "LogicalRDD"
 _ABOVE = frozenset({"Project", "Filter", "SubqueryAlias"})
-"""Nodes that keep the partitions of the plan below, and read nothing else."""
+"""Nodes that keep the partitions of the plan below them, and read nothing else."""
 
 _SOURCES = frozenset(
     {"StreamingDataSourceV2ScanRelation", "StreamingDataSourceV2Relation", "StreamingExecutionRelation"}
 )
 _UNION = "Union"
 _PLAIN = frozenset({"WriteToMicroBatchDataSourceV1", *_SOURCES, *_ABOVE, "View", "EventTimeWatermark", _UNION})
-"""Nodes that pass on a source's rows one by one, in the source's partitions and without state."""
+"""Nodes that pass on a source's rows one by one, in the source's partitions, without state."""
 
 _STATELESS = _PLAIN | {
     *("Expand", "Explode", "Generate", "Inline", "PosExplode"),
@@ -53,26 +54,26 @@ _STATELESS = _PLAIN | {
     *("DataSourceV2Relation", "DataSourceV2ScanRelation", "LocalRelation", "LogicalRelation", "Range"),
 }
 _STATEFUL = frozenset({"Aggregate", "Deduplicate", "Distinct", "GlobalLimit", "LocalLimit", "Sort", "Window"})
-"""Nodes that keep state if a stream is below them. The nodes of both sets run Python only in their expressions. An RDD
-is in neither: anything may be below it."""
+"""Nodes that keep state if a stream is below them. Nodes of both sets run Python only in their expressions. An RDD is
+in neither set, as anything may be below it."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Properties of the plan of one batch."""
 
-    tasks: int | None = None  # the number of its tasks, or None if that is not known
-    repeatable: bool = False  # whether it may be evaluated again: it has neither state nor functions of the user
+    tasks: int | None = None  # the number of its tasks, or None if unknown
+    repeatable: bool = False  # whether it may be evaluated again: it has neither state nor user functions
     # Whether fewer tasks may run it: it is repeatable, consists of sources, columns, filters and unions, and Spark does
     # not request executors by the number of waiting tasks.
     mergeable: bool = False
-    # Whether it has at most one row for each row of its sources: it is repeatable, and consists of sources, columns and
+    # Whether it has at most one row per row of its sources: it is repeatable, and consists of sources, columns and
     # filters.
     keeps_rows: bool = False
-    query: Any = None  # Spark's query, in the JVM
+    query: Any = None  # Spark's query in the JVM
 
     def rows_before(self) -> int:
-        """Return how many rows the query's sources gave for the previous batch, or 0 if that is not known."""
+        """Return how many rows the query's sources had for the previous batch, or 0 if unknown."""
         progress = self.query.lastProgress() if self.query else None
         return int(progress.numInputRows()) if progress else 0
 
@@ -89,9 +90,9 @@ class Plan:
 
 
 class Plans:
-    """The plans of a query's batches, from one start of the query to its end.
+    """The plans of a query's batches, for one run of the query.
 
-    ``query`` is Spark's, in the JVM; None through Spark Connect, where a client sees no plan.
+    ``query`` is Spark's object in the JVM; None through Spark Connect, where a client sees no plan.
     """
 
     def __init__(self, session: SparkSession, query: Any) -> None:
@@ -99,14 +100,14 @@ class Plans:
         self._query = query
 
     def of(self, frame: DataFrame) -> Plan:
-        """Return the plan of ``frame``, which was made of the query's current batch."""
+        """Return the plan of ``frame``, which comes from the query's current batch."""
         if self._query is None:
             return Plan()
         try:
             return self._plan_of(frame)
         except Py4JJavaError:
-            raise  # what Spark raises, such as the interrupt of its stop()
-        except Py4JError:  # a Spark that has no such method
+            raise  # an error in Spark, such as the interrupt of its stop()
+        except Py4JError:  # this version of Spark lacks a method
             return Plan()
 
     def _plan_of(self, frame: DataFrame) -> Plan:
@@ -114,7 +115,7 @@ class Plans:
         plan = node = java.of_frame(frame).logicalPlan()
         while (name := node.nodeName()) in _ABOVE:
             node = node.child()
-        # A function for foreachBatch may have made a frame of another RDD, below which is not this query's plan.
+        # A user's function may have created the frame from another RDD, which is not of this query.
         if name != _BATCH or node.rdd() != (rdd := self._query.lastExecution().toRdd()):
             return Plan()
         own = node is not plan and (plan.containsPattern(of_python) or plan.containsPattern(of_scala))
@@ -124,7 +125,7 @@ class Plans:
 
     @cached_property
     def _of_query(self) -> Plan:
-        """Properties of the logical plan from which Spark plans each batch."""
+        """The properties of the logical plan from which Spark plans each batch."""
         plan, (of_python, of_scala) = self._query.logicalPlan(), self._patterns
         functions = plan.containsPattern(of_python) or plan.containsPattern(of_scala)
         in_python = any(".python." in str(source.getClass().getName()) for source in each(self._query.sources()))
@@ -137,7 +138,7 @@ class Plans:
 
     @cached_property
     def _patterns(self) -> tuple[Any, Any]:
-        """Spark's patterns of functions in Python and in Scala."""
+        """Spark's tree patterns for Python and Scala functions."""
         patterns = java.jvm(self._session).org.apache.spark.sql.catalyst.trees.TreePattern
         return patterns.PYTHON_UDF(), patterns.SCALA_UDF()
 
@@ -165,16 +166,16 @@ RECORDS_PER_CORE = 10_000
 
 
 def merge_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
-    """Return ``frame`` on as many tasks as there are cores, if it had more, ``plan`` allows it and the previous batch
-    was small; and the number of its tasks, or None if that is not known.
+    """Reduce the tasks of ``frame`` to one per core if ``plan`` allows it and the previous batch was small. Return the
+    frame and the number of its tasks, or None if unknown.
 
-    A task takes 10 to 20 ms to begin in Spark, in Python and in the target system, however few its records are, and
-    tasks beyond the cores wait for each other: see docs/internals/performance-notes.md. As many tasks run at once as
-    before, so a batch that turns out to be large takes no longer.
+    A task takes 10 to 20 ms to begin in Spark, in Python and in the target system, however few records it has, and
+    tasks beyond the cores wait for each other: see docs/internals/performance-notes.md. As many tasks run in parallel
+    as before, so a batch that turns out to be large takes no longer.
 
-    Spark merges the partitions of the whole stage that writes. So that stage must consist of sources, columns and
-    filters: one with functions or state of the user keeps its tasks and their places, whatever it costs. The previous
-    batch is measured by what it read, not by what it wrote: a filter may leave little of much.
+    Spark merges the partitions of the whole Spark stage that writes, so it must consist of sources, columns and
+    filters. With user functions or state it keeps its tasks and their places. The previous batch is measured by the
+    rows that it read, not wrote: a filter may drop most of them.
     """
     if not plan.mergeable or plan.tasks is None:
         return frame, plan.tasks
@@ -188,60 +189,60 @@ RECORDS_AT_MOST = 10_000
 """The most records of a batch that the driver writes: one Arrow record batch, by Spark's default."""
 
 BYTES_AT_MOST = 16 * 1024 * 1024
-"""The most bytes of a batch that the driver writes, divided evenly among the records."""
+"""The most bytes of a batch that the driver writes. Each record may have an even share of it."""
 
 PAUSE_BATCHES = 100
-"""How many batches are left to tasks after one that the driver could not write."""
+"""How many batches tasks write after one that the driver could not write."""
 
 DRIVERS_SERIAL = 1 << 62
-"""The serial number of the driver's attempt. Spark's task attempts begin with 0."""
+"""The serial number of the driver's attempt, out of reach of Spark's task attempts, which count from 0."""
 
 _TOO_LARGE_FOR_DRIVER = "twopc: a record is too large for the driver"  # Spark raises this in the job
 
 _SAME_ON_DRIVER = (FIXED - {"TimeType", "DayTimeIntervalType", "NullType"}) | {"StringType", "BinaryType"}
-"""The types that the driver gets as tasks do: not CHAR and VARCHAR, for example."""
+"""The types that the driver gets in the same form as tasks: not CHAR and VARCHAR, for example."""
 
 
 class Collecting:
-    """Small batches that the driver writes without Python tasks, from one start of the query to its end.
+    """Writes small batches on the driver, without Python tasks, for one run of the query.
 
     Python tasks, and the transaction that each of them begins, take a third of the time of a batch of 1,000 records:
-    see docs/internals/performance-notes.md. What Spark knows before it sends any record bounds the driver's memory:
+    see docs/internals/performance-notes.md. The driver's memory is bounded before Spark sends any record:
 
-    - The number of records, by the offsets of Kafka sources. The plan must not make more rows of them.
-    - The size of a record, by a condition that Spark evaluates where it reads it. A record that is too large ends the
-      job.
+    - The number of records is known from the offsets of Kafka sources. The plan must not multiply rows.
+    - The size of each record is checked by a condition that Spark evaluates where it reads the record. A record that is
+      too large ends the job.
 
-    A batch that turns out to be too large, or that the driver can't write, is left to tasks in the same call.
+    If the batch turns out to be too large, or the driver can't write it, tasks write it in the same call.
     """
 
     def __init__(self) -> None:
         self._pause = 0
-        self._parse = cache(expr)  # Spark compiles each new condition
+        self._parse = cache(expr)  # as Spark compiles each new condition
 
     def write(
         self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
     ) -> Written | None:
-        """Take the records of a batch and write them, as ``task`` would, or return None: then tasks do. ``frame``
-        returns the batch, of this ``schema`` and ``plan``; its sources give ``records`` at most, or None if that is not
-        known."""
+        """Collect and write a batch as ``task`` would, or return None to leave it to tasks. ``frame`` returns the
+        batch, which has this ``schema`` and ``plan``. ``records`` is the most records that its sources have, or None if
+        unknown."""
         if self._pause:
             self._pause -= 1
             return None
         if not plan.keeps_rows or records is None or not 0 < records <= RECORDS_AT_MOST:
             return None
-        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()  # the same for most batches
+        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()  # rounded: most batches share it
         condition = _fits(schema, bytes_a_record)
         if condition is None:
             return None
         try:
             batches = _collect(frame().where(self._parse(condition)))
-            # With copies of the sinks, as tasks have them.
+            # Like tasks, with copies of the sinks.
             return task.write(task.sinks.load(), batches, partition=0, serial=DRIVERS_SERIAL)
         except Exception as error:
             if is_interrupt(error):
                 raise
-            # What was written is rolled back, and tasks find out what is wrong.
+            # The driver's transactions are rolled back, and tasks will raise the actual error.
             self._pause = PAUSE_BATCHES
             logger.warning(
                 "the driver can't write %s: tasks write it and the %d batches after it. %s: %s",
@@ -251,7 +252,7 @@ class Collecting:
 
 
 def _collect(frame: DataFrame) -> list[pa.RecordBatch]:
-    """Return the records of a frame as tasks get them."""
+    """Return the records of a frame in the form that tasks get."""
     table = frame.toArrow()
     fields = zip(table.schema, frame.schema, strict=True)
     as_in_tasks = pa.schema([_as_in_tasks(arrow, field, frame) for arrow, field in fields])
@@ -260,7 +261,8 @@ def _collect(frame: DataFrame) -> list[pa.RecordBatch]:
 
 
 def _fits(schema: StructType, bytes_at_most: int) -> str | None:
-    """Return a condition in SQL that raises for a larger record; None if the driver can't bound or can't take them."""
+    """Return a SQL condition that raises an error for a larger record; None if sizes can't be checked, or the driver
+    would get a type in another form."""
     if any(type(field.dataType).__name__ not in _SAME_ON_DRIVER for field in schema):
         return None
     too_large = is_larger(schema, bytes_at_most)
@@ -268,7 +270,7 @@ def _fits(schema: StructType, bytes_at_most: int) -> str | None:
 
 
 def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Field:
-    """Return the field of Arrow that tasks get. Their timestamps have the session's time zone."""
+    """Return the Arrow field that tasks get, in which timestamps have the session's time zone."""
     if not isinstance(field.dataType, TimestampType):
         return arrow
     return arrow.with_type(pa.timestamp(arrow.type.unit, frame.sparkSession.conf.get("spark.sql.session.timeZone")))
@@ -278,7 +280,7 @@ def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Fi
 
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
-_NO_LIMIT = 2**31 - 1  # the limit of bytes at which Spark does not add up sizes
+_NO_LIMIT = 2**31 - 1  # with this limit, Spark does not add up sizes
 
 _TOO_LARGE = "twopc: a record is too large for the limit of rows alone"  # Spark raises this in the job
 
@@ -286,32 +288,32 @@ ResultT = TypeVar("ResultT")
 
 
 class LimitedByRows:
-    """Jobs whose record batches end by the limit of rows alone, from one start of a query to its end. If it
-    ``is_over``, each job runs with Spark's own check, and so once.
+    """Runs jobs whose Arrow record batches are limited by rows only, for one run of a query. Once it ``is_over``, jobs
+    run with Spark's own check.
 
-    To check its limit of bytes, Spark adds up the whole record batch before every row
-    (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small: see
-    docs/internals/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more
-    than its even share of the limit ends the job, so a record batch stays within the limit. Then the job runs again
-    with Spark's own check, as do all later ones.
+    To check its byte limit, Spark adds up the whole record batch before every row
+    (BatchedPythonArrowInput.writeSizedBatch). For small records, that took three quarters of the JVM's time: see
+    docs/internals/performance-notes.md. Instead, each record is checked where Spark computes it. A record larger than
+    its even share of the limit ends the job, so a record batch stays within the limit. The job then runs again with
+    Spark's own check, as do all later ones.
 
-    Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
-    4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be
-    evaluated again, has its limit lifted. A limit of bytes that the user has set stays.
+    Every Python evaluation in a job reads both limits from the job's local properties (seen on 4.0 to 4.2), and no
+    limit can be set for a single evaluation. So the limit is lifted only for a plan without user functions, which may
+    be evaluated again. A byte limit that the user has set stays.
     """
 
     def __init__(self, *, is_over: bool = False) -> None:
         self._is_over = is_over
-        self._limits: tuple[int, int] | None = None  # of rows (0: the one of bytes stays) and bytes
-        self._parse = cache(expr)  # Spark compiles each new condition
+        self._limits: tuple[int, int] | None = None  # rows (0: the byte limit stays) and bytes
+        self._parse = cache(expr)  # as Spark compiles each new condition
 
     def run(self, job: Callable[[DataFrame], ResultT], frame: DataFrame, plan: Plan, in_structs: bool) -> ResultT:
-        """Return ``job(frame)``, which writes a frame of this plan. ``in_structs``: whether no sink gets the columns of
-        the frame as they are."""
-        if not plan.repeatable or self._is_over:  # a client of Spark Connect, which has no context, sees no plan
+        """Return ``job(frame)``, which writes a frame with this plan. ``in_structs``: whether sinks get structs instead
+        of the frame's columns."""
+        if not plan.repeatable or self._is_over:  # also Spark Connect, which has no context and no plan
             return job(frame)
         context = frame.sparkSession.sparkContext
-        # Spark copies a session's settings into the properties of its jobs, over these.
+        # Spark copies a session's settings into the properties of its jobs, and would overwrite this one.
         may_lift = context.getLocalProperty(_BYTES) is None
         checked = self._with_check(frame, in_structs) if may_lift else None
         if checked is None:
@@ -329,17 +331,17 @@ class LimitedByRows:
         return job(frame)
 
     def _with_check(self, frame: DataFrame, in_structs: bool) -> DataFrame | None:
-        """Return the frame with a check of each record, or None if there is no limit of rows or no check.
+        """Return the frame with a check of each record, or None if there is no row limit or no check.
 
-        The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
+        The check is part of a column: Spark would evaluate a filter below the columns, and so compute them twice.
         """
         if self._limits is None:
-            settings = java.of_session(frame.sparkSession).sessionState().conf()  # as numbers
+            settings = java.of_session(frame.sparkSession).sessionState().conf()  # has sizes as numbers
             is_users = settings.contains(_BYTES)
             self._limits = 0 if is_users else settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
         rows, limit = self._limits
         too_large = is_larger(frame.schema, limit // rows) if rows > 0 else None
-        # With the check, a column may be null as far as Spark knows.
+        # The check makes a column nullable, as far as Spark knows.
         column = next((field.name for field in frame.schema if field.nullable or in_structs), None)
         if too_large is None or column is None:
             return None

@@ -1,4 +1,4 @@
-"""Files as a two-phase-commit sink of twopc."""
+"""The file sink of twopc."""
 
 from twopc_files.manifest import committed_files
 from twopc_files.sink import FileSink

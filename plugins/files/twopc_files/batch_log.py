@@ -1,4 +1,4 @@
-"""The log of complete batches in a folder of files, for readers that must see whole batches only.
+"""The log of complete batches in a folder of files, for readers that must see only whole batches.
 
 Each batch has an entry, such as ``13``, which lists the files of the batch. Every tenth entry, such as ``19.compact``,
 lists the files of all batches so far. So the newest compact entry and those after it list all files of complete
@@ -8,8 +8,7 @@ contents of an entry.
 Entry 0 lists the files that the folder had when the log was created. Entry *n* + 1 is batch *n*.
 
 Entries are created by put-if-absent and never changed. A zombie that wakes up in the middle of a call can therefore
-only create a missing entry. The only entries missing are those that a newer process has pruned, and no reader needs
-them.
+only create a missing entry. Missing entries are only those that a newer process has pruned, which no reader needs.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from twopc.stores.errors import TEMPORARY, NotSynced, Unusable
 from twopc.stores.remote import durable_folder, meaning
 
 COMPACTION_INTERVAL = 10
-"""Spark's default (spark.sql.streaming.fileSink.log.compactInterval). While the log has fewer than two compact entries,
-a reader uses its own setting."""
+"""Spark's default (spark.sql.streaming.fileSink.log.compactInterval). Readers use their own setting while the log has
+fewer than two compact entries."""
 
 KEPT_FOR_S = 600.0
-"""How long a reader may take from listing the entries to reading them. Spark's default
+"""How long a reader may take between listing the entries and reading them. Spark's default
 (spark.sql.streaming.fileSink.log.cleanupDelay)."""
 
 _MAY_PASS = TEMPORARY | {errno.ENOSPC, errno.EDQUOT}
@@ -81,14 +80,14 @@ class LogFormat(Protocol):
 
 
 def digest(lines: Sequence[bytes]) -> str:
-    """Return the digest of the lines about files, which an entry has in its line about itself: a damaged entry may
-    still consist of whole lines."""
+    """Return the digest of an entry's lines about files, for its line about itself. It detects damage that leaves whole
+    lines."""
     return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 def require_digest(of_entry: str | None, lines: Sequence[bytes]) -> None:
-    """Raise ValueError if the lines about files are not those that were written. Entries of older releases, and of
-    Spark's own sink, have no digest."""
+    """Raise ValueError if an entry's lines about files have another digest. Entries of older releases, and of Spark's
+    own sink, have none."""
     if of_entry not in (None, digest(lines)):
         raise ValueError("its lines are not those that were written")
 
@@ -101,7 +100,7 @@ class BatchLog:
         folder: the sink's folder, as a path of ``fs``.
         format: the format of the entries.
         owner: the sink and commit log that complete batches here; empty for a reader.
-        kept_for_s: seconds from the writing of an entry until it may be pruned.
+        kept_for_s: seconds after which an entry may be pruned.
     """
 
     def __init__(
@@ -112,12 +111,12 @@ class BatchLog:
         self._format = format
         self._owner = owner
         self._kept_for_s = kept_for_s
-        self._following: int | None = None  # the entry after the newest that this process has seen or written
+        self._following: int | None = None  # the entry after the newest one that this process has seen or written
         self.path = f"{self._folder}/{format.folder}"
         self._entries = durable_folder(fs, self.path)
 
     def open(self) -> None:
-        """Check that this writer can keep the log here, and that no other one does. Leave the folder as it was.
+        """Check that this writer can keep the log here, and that no other writer does. Leave the folder as it was.
 
         Raises:
             ConfigurationError: another program, or a query with another commit log, completes batches here; or the
@@ -131,7 +130,7 @@ class BatchLog:
         except ConfigurationError as error:
             if newest is None:
                 raise
-            raise OperatorRequired(error.message) from error  # a decided batch may wait to be completed here
+            raise OperatorRequired(error.message) from error  # a decided batch may be waiting for its completion
         if newest is not None:
             with self._opening():
                 self._require_owner()
@@ -143,7 +142,7 @@ class BatchLog:
         """
         with self._opening():
             if self._newest() is None:
-                # Listed before the put: if two processes create the log, the later one's list never gets in.
+                # Listed before the put. If two processes create the log, the later put fails.
                 self._put(0, self._present())
             self._require_owner()
 
@@ -158,8 +157,8 @@ class BatchLog:
             )
 
     def require_put_if_absent(self) -> None:
-        """Try put-if-absent with an entry, and leave the folder as it was. In a store without put-if-absent, a zombie
-        could overwrite the entry of a newer process.
+        """Try put-if-absent, and leave the folder as it was. In a store without it, a zombie could overwrite the entry
+        of a newer process.
 
         Raises:
             ConfigurationError: the store has no put-if-absent, or this process may not create files there.
@@ -176,11 +175,11 @@ class BatchLog:
                 ) from error
 
     def complete(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
-        """Show ``files``, which are all files of batch ``batch_id``, to readers of the log atomically. Idempotent.
+        """Atomically show ``files``, which are all files of a batch, to readers of the log. Idempotent.
 
         Raises:
             Retriable: the store could not answer. Repeating the call is safe.
-            OperatorRequired: the log was removed or is another writer's, or a right is missing.
+            OperatorRequired: the log was removed, belongs to another writer, or a permission is missing.
         """
         with self._asking(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
             slot, newest = batch_id + 1, self._newest()
@@ -189,7 +188,7 @@ class BatchLog:
                     f"batch {batch_id} is committed, and {self.path}, which should list it, is gone. Start the query"
                     " again: it begins a new log with all files in the folder."
                 )
-            if newest < slot and self._put(slot, self._caught_up(newest, slot, files)):
+            if newest < slot and self._put(slot, self._catch_up(newest, slot, files)):
                 self._prune(slot)
             else:
                 self._verify(batch_id, files)
@@ -207,7 +206,7 @@ class BatchLog:
     # Writing. ---------------------------------------------------------------------------------------------------
 
     def _put(self, slot: int, files: Sequence[CommittedFile]) -> bool:
-        """Create an entry. Return False if it exists: another process was quicker, or this one lost a reply."""
+        """Create an entry. Return False if it exists: another process was faster, or a reply to this one was lost."""
         now_ms = int(time.time() * 1000)
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
@@ -218,15 +217,15 @@ class BatchLog:
             return False
         return True
 
-    def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
-        """Create the entries between ``newest`` and ``slot``. Their batches were committed without this log.
+    def _catch_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
+        """Create the entries between ``newest`` and ``slot``, whose batches were committed without this log.
 
-        Spark refuses a log with a gap, and reads only files that the log lists. So the first of these entries lists
-        the files that the folder has.
+        Spark rejects a log with a gap, and reads only files that the log lists. So the first of these entries lists
+        all other files in the folder.
 
         Returns:
-            Those of ``files`` that no entry lists. Entry 0 may list some files of a batch that a crash interrupted,
-            and a file that is listed twice shows its records twice.
+            The ``files`` that no entry lists. Entry 0 may list some files of a batch that a crash interrupted, and
+            readers would see the records of a file twice if it were listed twice.
         """
         if newest + 1 == slot == self._following:
             return files
@@ -240,11 +239,11 @@ class BatchLog:
         return [file for file in files if file.path not in listed]
 
     def _verify(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
-        """Make sure that the existing entry, of an earlier call or another process, lists the batch.
+        """Make sure that the existing entry, from an earlier call or another process, lists the batch.
 
         Upholds: a batch counts as listed only if each of its files is.
         """
-        self._entries.sync(_name(batch_id + 1))  # its writer may have died before it synced
+        self._entries.sync(_name(batch_id + 1))  # its writer may have died before the sync
         missing = {file.path for file in files} - {file.path for file in self.files()}
         if missing:
             raise OperatorRequired(
@@ -255,21 +254,21 @@ class BatchLog:
             )
 
     def _prune(self, slot: int) -> None:
-        """Remove the entries that no reader needs, oldest first. Runs after each compact entry.
+        """After a compact entry, remove the entries that no reader needs, oldest first.
 
         The last two compact entries stay, because Spark derives the interval from them.
         """
         if not _is_compact(slot):
             return
         for old in self._slots():
-            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
                 path = self._path(old)
                 if old >= slot - COMPACTION_INTERVAL or not self._is_expired(path):
                     return
                 self._fs.rm_file(path)
 
     def _is_expired(self, path: str) -> bool:
-        # The clocks of two machines are compared, which is safe: only slow readers depend on the result.
+        # This compares the clocks of two machines, which is safe: only slow readers depend on the result.
         return bool(self._fs.modified(path).timestamp() <= time.time() - self._kept_for_s)
 
     # Looking. ---------------------------------------------------------------------------------------------------
@@ -281,14 +280,14 @@ class BatchLog:
         return max(self._slots(), default=None)
 
     def _read(self, read: Callable[[int], ResultT]) -> ResultT:
-        """Return the result of ``read`` for the newest entry. If an entry is missing because it was pruned meanwhile,
-        read again from a newer one."""
+        """Return the result of ``read`` for the newest entry. If an entry was pruned meanwhile, read again from a newer
+        one."""
         newest = self._newest()
         while newest is not None:
             try:
                 return read(newest)
             except FileNotFoundError as error:
-                before, newest = newest, self._newest()  # if it was pruned, there is a newer compact entry
+                before, newest = newest, self._newest()  # after pruning, there is a newer compact entry
                 if newest == before:
                     raise CorruptLog(f"{self.path} lacks an entry: {error}. Restore it, or remove the log") from error
         raise FileNotFoundError(f"there is no log of complete batches at {self.path}")
@@ -308,7 +307,7 @@ class BatchLog:
         return f"{self.path}/{_name(slot)}"
 
     def _present(self) -> list[CommittedFile]:
-        """Return all files that a reader of the folder sees. As for Spark, ``.x`` and ``_x`` are hidden."""
+        """Return all files that readers of the folder see. As in Spark, ``.x`` and ``_x`` are hidden."""
         self._fs.invalidate_cache()
         found = self._fs.find(self._folder, detail=True)
         sizes = {path.removeprefix(f"{self._folder}/"): int(info["size"]) for path, info in sorted(found.items())}
@@ -321,8 +320,8 @@ class BatchLog:
         return mapped(Exception, self._step_failed, what)
 
     def _step_failed(self, error: Exception, what: str) -> Retriable | OperatorRequired:
-        """Return what an error of the store means. It is safe to repeat any step, whatever its outcome was."""
-        if isinstance(error, NotSynced):  # a repeated step would take a lost name for a durable one
+        """Return the error to raise for an error of the store. Any step is safe to repeat, whatever its outcome."""
+        if isinstance(error, NotSynced):  # a repeated step would take a name for durable that may get lost
             return OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.")
         if not isinstance(error, Unusable) and meaning(self._fs, error).errno in _MAY_PASS:
             return Retriable(f"{what}: {error}")

@@ -1,6 +1,6 @@
 """CSV according to RFC 4180, written by pyarrow.
 
-Strings are quoted, a quote in them is doubled, and a null is ``null_value`` without quotes. Spark reads all values
+Strings are quoted, quotes in them are doubled, and a null is ``null_value`` without quotes. Spark reads all values
 with ``escape='"'`` and ``multiLine=true``. With its own defaults, it misreads strings that contain a quote or a line
 break, or end in a backslash. It takes an empty string for a null unless ``null_value`` is set to another text.
 
@@ -30,7 +30,7 @@ class Csv(LinesFormat):
     Attributes:
         header: whether the first line has the names of the columns.
         delimiter: the character between values.
-        null_value: the text for a null, as the option ``nullValue`` of Spark's reader.
+        null_value: the text for a null, like the option ``nullValue`` of Spark's reader.
     """
 
     name = "csv"
@@ -39,15 +39,15 @@ class Csv(LinesFormat):
     null_value: str = ""
 
     def checker(self, schema: pa.Schema) -> Check:
-        of_nulls = [_taken_for_null(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
+        of_nulls = [_null_value_rule(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
         return checker(schema, (*of_nulls, NOT_UTF8, YEARS, TIMES))
 
     def encoder(self, schema: pa.Schema) -> Encode:
         return _Encoder(self, schema).encode
 
     def write_options(self) -> csv.WriteOptions:
-        """Return these attributes as pyarrow's writer takes them. Raises TypeError: it has ``null_value`` only since
-        version 26."""
+        """Return the options for pyarrow's writer. Raises TypeError: ``null_value`` is set, and pyarrow is older than
+        26."""
         null = {"null_string": self.null_value} if self.null_value else {}
         return csv.WriteOptions(include_header=self.header, delimiter=self.delimiter, **null)
 
@@ -60,8 +60,8 @@ _EMPTY_LINE = Rule(
 )
 
 
-def _taken_for_null(null_value: str) -> Rule:
-    """Return what refuses a value that is written as nulls are: most readers ignore the quotes."""
+def _null_value_rule(null_value: str) -> Rule:
+    """Return the rule against values whose text is ``null_value``: most readers ignore the quotes."""
 
     def concerns(field: pa.Field) -> bool:
         type_ = written_as(field.type)
@@ -71,11 +71,11 @@ def _taken_for_null(null_value: str) -> Rule:
             return bool(types.is_string(type_) or pa.scalar(null_value).cast(type_).is_valid)
         except pa.ArrowInvalid:
             return False
-        except pa.ArrowNotImplementedError:  # such as of times
+        except pa.ArrowNotImplementedError:  # such as for times
             return True
 
     def first(column: pa.Array) -> int | None:
-        return first_true(pc.equal(_converted(column, written_as(column.type)).cast(pa.string()), null_value))
+        return first_true(pc.equal(_convert(column, written_as(column.type)).cast(pa.string()), null_value))
 
     return Rule(
         concerns,
@@ -86,7 +86,7 @@ def _taken_for_null(null_value: str) -> Rule:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text may be that of a number, NaN or an infinity."""
+    """Whether a text may be a number, NaN or an infinity."""
     try:
         float(text)
     except ValueError:
@@ -100,7 +100,7 @@ class _Encoder:
         self._options = kind.write_options()
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
-        columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
+        columns = [_convert(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
         lines = pa.BufferOutputStream()
         csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)
         self._options.include_header = False
@@ -108,11 +108,11 @@ class _Encoder:
 
 
 def written_as(type_: pa.DataType) -> pa.DataType:
-    """Return the type to which values of ``type_``, which the table keeps, are cast for pyarrow's writer."""
+    """Return the type that values of ``type_`` are cast to for pyarrow's writer."""
     if types.is_dictionary(type_):
         return written_as(type_.value_type)
     if types.is_timestamp(type_) and type_.tz is not None:
-        # Not every reader understands offsets as pyarrow writes them, such as +0200.
+        # Not every reader understands pyarrow's form of offsets, such as +0200.
         return pa.timestamp(type_.unit, "UTC")
     if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_) or _may_have_exponent(type_):
         return pa.string()
@@ -120,11 +120,11 @@ def written_as(type_: pa.DataType) -> pa.DataType:
 
 
 def _may_have_exponent(type_: pa.DataType) -> bool:
-    """Whether pyarrow shows a value as 1E-7, which not every reader takes for a decimal."""
+    """Whether pyarrow may write a value like 1E-7, which not every reader accepts as a decimal."""
     return bool(types.is_decimal(type_) and type_.scale > 6)
 
 
-def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, type_: pa.DataType) -> pa.Array:
     written = column.cast(type_)
     if types.is_floating(column.type):
         for arrows, everybodys in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):

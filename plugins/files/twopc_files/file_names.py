@@ -1,5 +1,5 @@
-"""The names of pending and committed files, and their handles in a committable. Only this module builds, parses and
-checks them. On disk and in a commit log, a pending file is called ``staged``."""
+"""Names of pending and committed files, and their handles in a committable. Only this module builds, parses and checks
+them. On disk and in a commit log, a pending file is called ``staged``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from twopc.transactional_ids import TransactionId
 
 PENDING_FOLDER = "_twopc"
-"""The folder of pending files, below the sink's own so that a rename between them is atomic. Spark, Hive and
-pyarrow skip a folder whose name starts with an underscore."""
+"""The folder for pending files. It is below the sink's folder so that a rename between the two is atomic. Spark, Hive
+and pyarrow skip folders whose names start with an underscore."""
 
-# The leading dot hides a pending file from readers that include its folder, as the pattern <path>/* does. The ending
+# The leading dot hides a pending file from readers that include its folder, such as by the pattern <path>/*. The suffix
 # hides it from readers of **/*.parquet.
 _PENDING = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
 
-# The folder for one value of a column, such as day=2024-01-01; never `..`, and never a line break.
+# The folder for one value of a column, such as day=2024-01-01. It can't be `..` or have a line break.
 _PARTITION = r"[^/=\x00-\x1f\x7f\ud800-\udfff]+=[^/\x00-\x1f\x7f\ud800-\udfff]*"
 _EXTENSION = r"\.(?:parquet|orc|(?:json|csv|txt)(?:\.(?:gz|zst))?)"
 _EXACT_ID = r"[A-Za-z0-9._-]+(?:\.[0-9]+){5}"
 _TARGET = re.compile(rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5,}}-(?P<id>{_EXACT_ID}){_EXTENSION}")
-"""Exactly the names that ``target_name`` builds. Somebody may be copying a file to a similar name, such as ``.bak``."""
+"""Matches only names that ``target_name`` builds, and not similar ones such as a copy that ends in ``.bak``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class FileHandle:
 
     Attributes:
         transaction_id: the transaction that wrote the file.
-        pending: what identifies it in the store before its commit: the name of a pending file, or the id of an upload.
-        target: its path below the sink's folder after its commit; "" if recovery found the file and its name lacks it.
+        pending: its identity in the store before its commit: the name of a pending file, or the id of an upload.
+        target: its path below the sink's folder after its commit; "" if recovery found the file without its target.
         size_bytes: its size; None if recovery found the file.
-        parts: a digest of the parts of its upload; "" in a store without parts.
+        parts: a digest of its upload's parts; "" in a store without parts.
     """
 
     transaction_id: str
@@ -62,12 +62,12 @@ DECIDABLE = "files"
 
 OPEN = "open"
 """The key of the files in the handle of a transaction that recovery found. It differs from ``DECIDABLE`` because the
-list may be incomplete: some files may be published, and others not found yet. Only the name identifies such a
+list may be incomplete: some files may be published, and others not found yet. Only its name identifies such a
 transaction."""
 
 
 def decidable_files(committable: Committable) -> list[FileHandle]:
-    """Return the files of a pre-committed transaction. The committable came from a log, and is checked like any input.
+    """Return the files of a pre-committed transaction. The committable comes from a log, and is checked like any input.
 
     Raises:
         CorruptLog: no file sink writes such a handle. Nothing was touched.
@@ -110,8 +110,8 @@ def _file(committable: Committable, entry: JsonValue) -> FileHandle:
 
 
 def pending_name(transaction_id: str, number: int) -> str:
-    """Return the name of a pending file. It has the exact id, never a leased one, since a file system remembers nothing
-    of a removed name."""
+    """Return the name of a pending file. It has the exact id, never a leased one, as a file system does not remember
+    removed names."""
     return f".{transaction_id}-{number}.staged"
 
 
@@ -124,8 +124,8 @@ def owner_of_pending(name: str) -> str | None:
 def target_name(transaction_id: TransactionId, number: int, folder: str, extension: str) -> str:
     """Return ``<folder>/part-<batch>-<partition>-<number>-<exact id>.parquet``.
 
-    The names sort by batch, and are unique because the exact id is. A log line that names a transaction leads to its
-    files, and a file to its log lines.
+    The names sort by batch, and are unique because the exact id is. By the id, log lines and files of a transaction
+    can be found from each other.
     """
     order = f"{transaction_id.round.batch_id:020d}-{transaction_id.partition:05d}-{number:05d}"
     name = f"part-{order}-{transaction_id.exact}{extension}"
@@ -133,7 +133,7 @@ def target_name(transaction_id: TransactionId, number: int, folder: str, extensi
 
 
 def owner_of_target(target: str) -> str | None:
-    """Return the transaction id in the path of a target, or None for any other path."""
+    """Return the transaction id in a target's path, or None for any other path."""
     match = _TARGET.fullmatch(target)
     return match["id"] if match else None
 

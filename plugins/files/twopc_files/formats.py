@@ -16,7 +16,7 @@ from twopc_files.kept_types import require_kept
 
 
 class Output(Protocol):
-    """The file that a format writes to, reduced to the one method that formats use. Its owner syncs and closes it."""
+    """The file that a format writes to, reduced to the method that formats use. Its owner syncs and closes it."""
 
     def write(self, data: bytes, /) -> object:
         """Write all of ``data``."""
@@ -34,21 +34,21 @@ class Format(ABC):
 
     @property
     def extension(self) -> str:
-        """The ending of the names of committed files, with the dot. All readers of the format expect it."""
+        """The extension of committed files, with the dot. All readers of the format expect it."""
         return f".{self.name}"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise ArrowException or TypeError if the format can't hold the columns of ``schema``, which may be only a
-        part of the records' columns."""
+        """Raise ArrowException or TypeError if the format can't hold the columns of ``schema``, which may be only some
+        of the records' columns."""
         require_kept(self.name, schema)
 
     @abstractmethod
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses record batches of ``schema`` with a record that the format can't hold."""
+        """Return a check of record batches of ``schema``. It raises for a record that the format can't hold."""
 
     @abstractmethod
     def open(self, file: Output, schema: pa.Schema) -> Encoder:
-        """Return a writer of records of ``schema`` into ``file``."""
+        """Return an encoder that writes records of ``schema`` to ``file``."""
 
 
 class Lent(io.RawIOBase):
@@ -68,7 +68,7 @@ class Lent(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]  # pyarrow gives bytes
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # pyarrow passes bytes
         """Write ``data``, or drop it after an error or the end of the loan. Raises nothing."""
         if self._file is not None and self._error is None:
             try:
@@ -79,7 +79,7 @@ class Lent(io.RawIOBase):
         return len(data)
 
     def check(self) -> None:
-        """Raise the error that the file raised, if any. Call this after every call that may have written."""
+        """Raise the error that the file has raised, if any. Call this after every call that may have written."""
         if self._error is not None:
             raise self._error
 
@@ -89,7 +89,7 @@ class Lent(io.RawIOBase):
         self.check()
 
     def discard(self, writer: Any) -> None:
-        """End ``writer``, and drop what it still writes, such as a footer. If it were left open, it would write that
+        """Close ``writer``, and drop everything that it still writes, such as a footer. An open writer would write that
         when it is garbage-collected."""
         self._file = None
         with contextlib.suppress(Exception):
@@ -100,7 +100,7 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
     """Make sure that files of format ``kind`` can hold records of ``schema``, before anything is written.
 
     Raises:
-        SchemaMismatch: they can't; the message names the column.
+        SchemaMismatch: the format can't hold a column; the message names it.
     """
     check_names(schema)
     for column in schema:
@@ -109,8 +109,8 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
 
 
 def check_names(schema: pa.Schema) -> None:
-    """Raise SchemaMismatch if there is no column, one has no name, or two columns have one name. Spark and DuckDB take
-    upper and lower case for the same, and Spark would read a partition column's value as that of the other."""
+    """Raise SchemaMismatch if there are no columns, a name is empty, or two columns have the same name. Spark and
+    DuckDB ignore case, and Spark would read a partition column's value for the other column."""
     if not schema.names:
         raise SchemaMismatch("the records for the file sink have no columns. Nothing was written. Select at least one.")
     if "" in schema.names:
@@ -136,7 +136,7 @@ def _check_types(kind: Format, schema: pa.Schema, what: str) -> None:
 
 
 def check_same_schema(first: pa.Schema, batch: pa.RecordBatch) -> None:
-    """Uphold that one file has one schema. Raises SchemaMismatch, which names the first column that differs."""
+    """Raise SchemaMismatch, which names the first column that differs. Upholds: a file has one schema."""
     if batch.schema.equals(first):
         return
     if batch.schema.names != first.names:

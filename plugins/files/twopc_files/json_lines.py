@@ -1,7 +1,7 @@
 """JSON lines: one object per record, in UTF-8, encoded by orjson.
 
-JSON has fewer types than Arrow. Values of the other types are written so that nothing is lost. Given the schema, Spark
-reads all values back as they were (measured on 4.2). So does DuckDB, except for binary, which stays base64 text.
+JSON has fewer types than Arrow. Values of other types are written without loss. With the schema, Spark reads all values
+back unchanged (measured on 4.2). So does DuckDB, except for binary, which stays base64 text.
 
 | Arrow | JSON |
 | --- | --- |
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RECORDS_AT_ONCE = 1024
-"""How many records exist as Python objects at a time, however long the record batch is."""
+"""The most records that exist as Python objects at a time."""
 
 Convert: TypeAlias = "Callable[[Any], Any] | None"
-"""Converts a Python value, never None, to one that orjson writes in the form above. None if orjson needs no help."""
+"""Converts a Python value other than None to one that orjson writes in the form above. None if orjson needs no help."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines(LinesFormat):
-    """JSON lines."""
+    """The format of JSON lines."""
 
     name = "json"
 
@@ -73,23 +73,23 @@ class _Encoder:
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
-            columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
+            columns = [_convert(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
             records = (dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True))
             yield b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
-def _converted(column: pa.Array, convert: Convert) -> list[Any]:
+def _convert(column: pa.Array, convert: Convert) -> list[Any]:
     values: list[Any] = column.to_pylist()
     return values if convert is None else [None if value is None else convert(value) for value in values]
 
 
 def conversion(type_: pa.DataType) -> Convert:
-    """Return the conversion for values of ``type_``, which the table keeps."""
+    """Return the conversion for values of ``type_``."""
     return next((make(type_) for is_types, make in _CONVERSIONS if any(is_type(type_) for is_type in is_types)), None)
 
 
 def _float(value: float) -> float | str:
-    # orjson silently writes null for these.
+    # orjson silently writes null for NaN and the infinities.
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -140,16 +140,16 @@ _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Con
 )
 
 
-# What has no form. --------------------------------------------------------------------------------------------
+# Values without a form. ---------------------------------------------------------------------------------------
 
 
-# Offsets have had whole minutes since Liberia's of 7 January 1972, and no zone is a day away from UTC.
+# All offsets have had whole minutes since Liberia changed its own on 7 January 1972. No zone is a day away from UTC.
 _WHOLE_MINUTES_SINCE = day_number(dt.date(1972, 1, 8))
 _SURELY_IN_YEARS = day_number(dt.date.min) + 2, day_number(dt.date.max) - 2
 
 
 def _first_zoned(column: pa.Array, least_day: int, most_day: int, is_wrong: Callable[[pa.Scalar], bool]) -> int | None:
-    """Return the first timestamp outside of these days that is wrong in its own zone."""
+    """Return the position of the first timestamp that is outside of these days and wrong in its own zone."""
     numbers, per_day = counted(column)
     for position in pc.indices_nonzero(outside(numbers, least_day * per_day, most_day * per_day)).to_pylist():
         if is_wrong(column[position]):

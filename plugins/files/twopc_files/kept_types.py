@@ -1,7 +1,7 @@
-"""Which types each format keeps: one table, Arrow type by format.
+"""The Arrow types that each format keeps, as one table.
 
 A format keeps a type if Spark, DuckDB and pyarrow read equal values from its files (ORC: Spark and pyarrow). A type
-without a row, and a type in a format that its row does not name, are refused by name.
+that has no row, or whose row does not list the format, is refused by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _is_binary(type_: pa.DataType) -> bool:
 
 
 def _is_of_spark_alone(type_: pa.DataType) -> bool:
-    """Whether a struct is how Spark hands over a VARIANT, GEOMETRY or GEOGRAPHY: a field says so in its metadata."""
+    """Whether a struct is Spark's form of a VARIANT, GEOMETRY or GEOGRAPHY, by the metadata of its fields."""
     if not types.is_struct(type_):
         return False
     marks = [type_.field(number).metadata or {} for number in range(type_.num_fields)]
@@ -89,7 +89,7 @@ KINDS = (
     Kind("VARIANT, GEOMETRY, GEOGRAPHY of Spark", _is_of_spark_alone, "", "to_json(c), or st_asbinary(c)"),
     Kind("struct", types.is_struct, "parquet json orc", "to_json(c)"),
     Kind("map", types.is_map, "parquet json orc", "to_json(c)"),
-    # Named for their advice. --------------------------------------------------------------------------------
+    # In no format, for advice. ------------------------------------------------------------------------------
     Kind("duration: INTERVAL DAY TO SECOND of Spark", types.is_duration, "", "CAST(c AS STRING)"),
     Kind("time64 of nanoseconds: TIME of Spark", types.is_time, "", "CAST(c AS STRING)"),
     Kind("timestamp of nanoseconds", types.is_timestamp, "", "cast it to timestamp[us]"),
@@ -100,14 +100,14 @@ KINDS = (
     Kind("decimals of other widths, or with a negative scale", types.is_decimal, "", "cast it to decimal128"),
     Kind("null: VOID of Spark", types.is_null, "", "CAST(c AS STRING), or drop it"),
 )
-"""The table. The first row that includes a type is the type's. A dictionary is kept as its values are."""
+"""The table. The first row that includes a type applies. A dictionary is kept like its values."""
 
 
 def require_kept(format: str, schema: pa.Schema) -> None:
     """Make sure that ``format`` keeps the columns of ``schema``, and everything nested in them.
 
     Raises:
-        TypeError: it does not. The message names the part of the type and what to do.
+        TypeError: the format does not keep one; the message names the part of the type and what to do.
     """
     for field in schema:
         _require(format, field.type)

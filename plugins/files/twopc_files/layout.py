@@ -1,4 +1,4 @@
-"""The distribution of one transaction's records over files: Hive's partition folders, and file sizes."""
+"""How a transaction's records are distributed over files: Hive partition folders and file sizes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from twopc_files.stores.store import PendingFile
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many files there are, and which records go into which file.
+    """Which records go into which file, and how large files get.
 
     Attributes:
         partition_by: columns whose values name folders, outermost first. They are left out of the files.
         max_records_per_file: the most records in a file.
         max_bytes_per_file: a file is finished after the record batch that takes it to this size. Records that the
-            writer still holds count with their size in memory. So a file may be larger by one batch, and smaller by
+            writer still holds count with their size in memory. So a file may be larger by one batch, or smaller by
             as much as compression saves on held records.
-        max_open_files: how many files a task keeps open at a time. In a store such as S3, each needs a buffer of
-            several MiB. Records of further folders wait in memory. If they become too many, the least recently written
-            file is finished to make room. So a task may write several files to one folder.
+        max_open_files: the most files that a task keeps open. In a store such as S3, each needs a buffer of several
+            MiB. Records of other folders wait in memory. If there are too many, the least recently written file is
+            finished to make room. So a task may write several files to one folder.
     """
 
     partition_by: tuple[str, ...] = ()
@@ -42,8 +42,8 @@ class Layout:
         """Return the schema of the files for records of ``schema``.
 
         Raises:
-            SchemaMismatch: a partition column is unknown, its type can't be in a folder name, or no column is
-                left for the files.
+            SchemaMismatch: a partition column is unknown, folder names can't hold its type, or no column is left for
+                the files.
         """
         check_names(schema)
         for name in self.partition_by:
@@ -83,7 +83,7 @@ def _unknown(name: str, schema: pa.Schema) -> str:
 
 
 class _OpenFile:
-    """One file, with its format's writer. Attributes as of ``twopc.open_files.OpenFile``."""
+    """A file and its format's writer. Implements ``twopc.open_files.OpenFile``."""
 
     def __init__(self, pending: PendingFile, writer: Encoder, layout: Layout) -> None:
         self.writer = writer
@@ -131,7 +131,7 @@ class Files:
         layout: which records go into which file.
         create: creates an empty pending file in a partition folder, such as ``day=2024-05-01/city=Bern``, or in ``""``
             if the records are not partitioned.
-        longest_name: how many bytes the name of a folder may have; None if the store has no limit.
+        longest_name: the most bytes of a folder's name; None if the store has no limit.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Files:
         self.discard = self._open.discard
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write each record to a file of its folder.
+        """Write each record to a file in its folder.
 
         Raises:
             SchemaMismatch: the schema differs from that of the first batch.
@@ -181,10 +181,10 @@ class Files:
 def split(
     batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name: int | None = None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the records of ``batch`` by partition folder, in their order, without the partition columns.
+    """Yield the records of ``batch`` by partition folder, in order, without the partition columns.
 
     Raises:
-        RecordRefused: a folder can't be named after a record's value. No part has been yielded.
+        RecordRefused: a folder can't be named after a record's value. Nothing has been yielded.
     """
     if not partition_by:
         yield "", batch
@@ -214,7 +214,7 @@ def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name:
 
 
 def _refuse(column: str, reason: str, indices: pa.Array, value: int | None) -> None:
-    """Raise RecordRefused for the first record with the value of this number, if any."""
+    """Raise RecordRefused for the first record whose index is ``value``, unless that is None."""
     if value is not None:
         raise RecordRefused(reason, record=pc.index(indices, value).as_py(), column=column)
 

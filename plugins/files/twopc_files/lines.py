@@ -1,5 +1,5 @@
-"""The writer that all formats of text lines share: it holds no records, and may compress the whole file. And the format
-of plain text, of which a record is a line."""
+"""The writer that all formats of text lines share, and the format of plain text. The writer holds no records, and may
+compress the whole file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twopc.refusals import NOT_UTF8, Check, Rule, checker, first_null, first_tru
 from twopc_files.formats import Format, Lent, Output
 
 EXTENSIONS = {"none": "", "gzip": ".gz", "zstd": ".zst"}
-"""Compression → the ending by which Spark, DuckDB and pyarrow recognize it."""
+"""Compression → the extension by which Spark, DuckDB and pyarrow recognize it."""
 
 Encode: TypeAlias = "Callable[[pa.RecordBatch], Iterable[Any]]"
 """Turns a record batch into whole lines, as bytes or buffers."""
@@ -34,12 +34,12 @@ class LinesFormat(Format):
 
     @property
     def extension(self) -> str:
-        """The ending that Spark and DuckDB use, too, with that of the compression."""
+        """The extension that Spark and DuckDB use, followed by that of the compression."""
         return f".{'txt' if self.name == 'text' else self.name}{EXTENSIONS[self.compression]}"
 
     @abstractmethod
     def encoder(self, schema: pa.Schema) -> Encode:
-        """Return what encodes the records of one file."""
+        """Return the function that encodes the records of one file."""
 
     def open(self, file: Output, schema: pa.Schema) -> Lines:
         return Lines(file, self.compression, self.encoder(schema))

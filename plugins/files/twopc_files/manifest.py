@@ -16,14 +16,13 @@ _VERSION = 1
 
 
 class Manifest:
-    """The manifest's format: a line with the version and the owner, then one line per file with its path, size,
-    records and the time of its listing."""
+    """The manifest's format: a line with version, owner and digest, then one line per file with path, size, number of
+    records and listing time."""
 
     folder: ClassVar[str] = "_manifest"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """Return the bytes of an entry. Its paths are relative, so the folder can be moved or copied together with its
-        manifest."""
+        """Return the bytes of an entry. Paths are relative, so the folder can be moved or copied with its manifest."""
         lines = [
             orjson.dumps(
                 {"path": file.path, "bytes": file.size_bytes, "records": file.records, "listed_ms": file.listed_ms}
@@ -34,7 +33,7 @@ class Manifest:
         return b"\n".join([orjson.dumps(head), *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Return the owner and the files of an entry. Raises ValueError also for an unknown version."""
+        """Return the owner and the files of an entry. Raises like ``LogFormat.decode``, also for an unknown version."""
         first, *lines = data.split(b"\n")
         head = orjson.loads(first)
         if head["version"] != _VERSION:
@@ -55,8 +54,8 @@ def committed_files(path: str, storage_options: Mapping[str, Any] | None = None)
     """List the files of all batches that are complete at this moment in the folder ``path``.
 
     Args:
-        path: the sink's folder: a path or an fsspec URL.
-        storage_options: what fsspec needs to reach it.
+        path: the sink's folder, as a path or an fsspec URL.
+        storage_options: fsspec's options for it.
 
     Returns:
         Paths, or URLs if ``path`` is in a store, in the order of batches.

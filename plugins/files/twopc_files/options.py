@@ -1,4 +1,4 @@
-"""The options of the file sink, with their checks. The classes of the formats and ``Layout`` have their defaults."""
+"""The options of the file sink and their checks. The format classes and ``Layout`` have the defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWNER = "the file sink"
 
 def _delimiter(given: Any) -> str:
     delimiter = "\t" if given == r"\t" else str(given)
-    # Numbers, booleans, dates and times have no quotes, so none of their characters separates values.
+    # Numbers, booleans, dates and times are not quoted, so the delimiter can't be one of their characters.
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter.isalnum() or delimiter in '"\r\n\0 +-.:':
         raise ValueError
     return delimiter
@@ -139,10 +139,10 @@ LAYOUT_OPTIONS = (
 
 
 def parse_format(options: Mapping[str, Any]) -> Format:
-    """Return the format that ``options`` ask for. Options that no format has are ignored.
+    """Return the format that ``options`` describe. Ignores options that no format has.
 
     Raises:
-        ConfigurationError: a value is wrong, or an option is another format's.
+        ConfigurationError: a value is wrong, or an option belongs to another format.
     """
     name = parse(OWNER, [_FORMAT], options)["format"]
     make, its_options = _FORMATS[name]
@@ -156,7 +156,7 @@ def parse_format(options: Mapping[str, Any]) -> Format:
             )
     made = make(**parse(OWNER, its_options, options))
     if isinstance(made, Csv) and made.delimiter in made.null_value:
-        raise wrong_value(OWNER, "null_value", NULL_VALUE.must_be)  # unquoted, it would shift all later columns
+        raise wrong_value(OWNER, "null_value", NULL_VALUE.must_be)  # unquoted, a null would shift all later columns
     if isinstance(made, Csv):
         try:
             made.write_options()
@@ -169,11 +169,12 @@ def parse_format(options: Mapping[str, Any]) -> Format:
 
 
 def parse_layout(options: Mapping[str, Any]) -> Layout:
-    """Return the layout that ``options`` ask for. Other options are ignored. Raises ConfigurationError."""
+    """Return the layout that ``options`` describe. Ignores other options. Raises ConfigurationError: a value is
+    wrong."""
     return Layout(**parse(OWNER, LAYOUT_OPTIONS, options))
 
 
-# All of them. ---------------------------------------------------------------------------------------------------------
+# All options. ---------------------------------------------------------------------------------------------------------
 
 _PLACE = (
     Option("path", place(), "the folder. Driver and executors must reach the same disk or store by it", needed=True),
@@ -194,10 +195,10 @@ OPTIONS = (*_PLACE, *FORMAT_OPTIONS, *LAYOUT_OPTIONS, _BATCH_LOGS)
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """The options, checked.
+    """The checked options.
 
     Attributes:
-        store: the store of the folder of committed files; absolute, so that it is the same for every participant.
+        store: the store with the folder of committed files; its path is absolute, and the same for every participant.
         format: the format of the files.
         layout: which records go into which file.
         batch_logs: the logs of complete batches that the sink keeps.
@@ -210,7 +211,7 @@ class FileOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> FileOptions:
-        """Parse the options of one sink; any value may be text.
+        """Parse the options of one sink. Any value may be text.
 
         Raises:
             ConfigurationError: an option is unknown, missing or wrong.

@@ -9,7 +9,7 @@ pyarrow 26 and Spark 4.2:
 | a fraction of a second before 1970 | nothing: reading the file fails |
 | a day before 15 October 1582 | another day, as the file does not name its (Gregorian) calendar |
 
-pyarrow itself reads timestamps as nanoseconds, and no file with one outside of 1677 to 2262.
+pyarrow reads timestamps as nanoseconds, and fails on a file with a timestamp outside of 1677 to 2262.
 
 The nullability of columns is lost, because ORC does not record it.
 """
@@ -44,7 +44,7 @@ from twopc_files.formats import Format, Lent, Output
 COMPRESSIONS = ("none", "snappy", "zlib", "zstd", "lz4")
 
 COLUMN_BYTES = 3 * 1024 * 1024
-"""An encoder's memory per column, without the records. It is 0.4 MiB at first, and several times that in a task that
+"""An encoder's memory per column, without the records. It is 0.4 MiB at first, and several times as much in a task that
 has closed many encoders, because the C allocator does not return fragmented memory. Measured with pyarrow 26."""
 
 GREGORIAN = dt.date(1582, 10, 15)
@@ -65,7 +65,7 @@ class Orc(Format):
     stripe_bytes: int = 32 * 1024 * 1024
 
     def check_type(self, schema: pa.Schema) -> None:
-        super(Orc, self).check_type(schema)  # first: pyarrow would end this process for some types
+        super(Orc, self).check_type(schema)  # first, as some types crash pyarrow
         if any("`" in part.name for field in schema for part in parts(field)):
             raise TypeError("Spark takes a name with a ` for another in ORC files")
         writer = self.writer(io.BytesIO())
@@ -85,7 +85,7 @@ class Orc(Format):
 
 
 class OrcRecords:
-    """Passes record batches to the encoder immediately, which holds them until a stripe is full."""
+    """Passes record batches to the encoder at once. The encoder holds them until a stripe is full."""
 
     def __init__(self, kind: Orc, file: Output, schema: pa.Schema) -> None:
         self._lent = Lent(file)
@@ -97,7 +97,7 @@ class OrcRecords:
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``."""
         before = self._lent.written_bytes
-        self._writer.write(pa.table([_without_surprises(column) for column in batch.columns], schema=batch.schema))
+        self._writer.write(pa.table([_without_writer_bugs(column) for column in batch.columns], schema=batch.schema))
         self._lent.check()
         grown = self._lent.written_bytes > before  # by a stripe
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
@@ -110,21 +110,21 @@ class OrcRecords:
         self._lent.finish(self._writer)
 
     def discard(self) -> None:
-        """Release held records."""
+        """Drop the held records."""
         self._lent.discard(self._writer)
 
 
-def _without_surprises(column: pa.Array) -> pa.Array:
-    """Copy columns with structs, to work around two bugs of pyarrow 26. For a slice with null structs, its ORC writer
-    writes records from outside the slice. And where a struct in a struct is null, it writes what lies below that null
-    in place of the next value."""
+def _without_writer_bugs(column: pa.Array) -> pa.Array:
+    """Copy columns with structs, to work around two bugs in the ORC writer of pyarrow 26. For a slice with null
+    structs, it writes records from outside the slice. For a null struct in a struct, it writes the values below the
+    null in place of the next ones."""
     if any(types.is_struct(part.type) for part in parts(pa.field("", column.type))):
         return _null_below_null(pa.concat_arrays([column, column.slice(0, 0)]))
     return column
 
 
 def _null_below_null(column: pa.Array) -> pa.Array:
-    """Return a column that is no slice with nulls below each null struct."""
+    """Return a column, which must not be a slice, with nulls below each null struct."""
     type_, mask = column.type, column.is_null()
     if types.is_struct(type_):
         return pa.StructArray.from_arrays([*map(_null_below_null, column.flatten())], fields=[*type_], mask=mask)
@@ -138,14 +138,14 @@ def _null_below_null(column: pa.Array) -> pa.Array:
     return column
 
 
-# What Spark would misread. ------------------------------------------------------------------------------------
+# Values that Spark misreads. ----------------------------------------------------------------------------------
 
 _INSTEAD = "Cast the column to a string, or use Parquet."
 _IN_ORC = f"Spark can't read back from an ORC file. {_INSTEAD}"
 
 
 def _first_fraction_before_1970(column: pa.Array) -> int | None:
-    # In UTC, as the rules of the column's zone don't matter here.
+    # In UTC, as the column's zone does not matter here.
     moments = column.cast(pa.timestamp(column.type.unit, "UTC"))
     early = pc.less(moments.cast(pa.int64()), 0)
     if not pc.any(early).as_py():

@@ -1,5 +1,5 @@
-"""The decision about a file, from what its store reports and from errors: publish, repeat, call an operator, or report
-that the file is lost or its outcome unknown. This module makes no request.
+"""Decisions about a file, from its store's reports and errors: publish it, repeat, call an operator, or report that it
+is lost or its outcome unknown. This module makes no requests.
 
 A store's error has an errno, with one meaning for all stores:
 
@@ -38,13 +38,14 @@ from twopc_files.stores.store import NO_FILE, Sight
 _MORE = frozenset((errno.ENOENT, errno.ENOSPC, errno.EDQUOT))
 
 MAY_PASS = TEMPORARY | _MORE
-"""Errors that may pass. They leave no file half-moved: a repeat sees what was done. ENOENT: another process published
-the file between our look at it and our act, or a newer driver has rolled it back. ENOSPC and EDQUOT: there was no room.
-A pending file is whole meanwhile, so waiting loses nothing."""
+"""Errors that may pass. No file is left half moved, and a repeat sees what was done. ENOENT: between look and act,
+another process published the file, or a newer driver rolled it back. ENOSPC and EDQUOT: there was no space. The pending
+file stays whole, so waiting loses nothing."""
 
 SYNC_MAY_PASS = TEMPORARY - {errno.EBUSY}
-"""A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the disk (the
-PostgreSQL project's "fsyncgate", 2018). So only an error which proves that the fsync never began is repeated."""
+"""Errors of a sync that may be repeated. A kernel reports a failed write-back only once, and the next fsync may succeed
+although the data never reached the disk ("fsyncgate", PostgreSQL, 2018). So a sync is repeated only after errors which
+prove that the fsync never began."""
 
 
 def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | None) -> bool:
@@ -53,7 +54,7 @@ def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | 
     Args:
         seen: what the store reports.
         file: the file as pre-committed.
-        what: the subject of the message, with batch, transaction and places.
+        what: the subject of messages, with batch, transaction and places.
         records: the number of records in the whole transaction.
 
     Raises:
@@ -96,7 +97,7 @@ def not_shown_yet(what: str) -> Retriable:
 
 
 def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
-    """Return what would keep an undecided file from being published, and what to do about it; or None."""
+    """Return why an undecided file can't be published, and what to do about it; or None."""
     if seen.target_bytes is not None:
         return "a file already has the target's name, and twopc never overwrites one. Move it away."
     if seen.pending_bytes is None:
@@ -114,7 +115,7 @@ def _length(size_bytes: int) -> str:
 
 
 def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
-    """Return the error to raise if a decided file can't be looked at, which may be committed already."""
+    """Return the error to raise if a look at a decided file fails. The file may be committed already."""
     if error.errno in REFUSING:
         return OperatorRequired(
             f"{what} is decided, and this process may not see whether it is committed: {error}. Nothing was changed."
@@ -125,7 +126,7 @@ def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
 
 
 def commit_failed(error: OSError, what: str) -> TwoPhaseCommitError:
-    """Return the error to raise if a decided file can't be published, which may have happened all the same."""
+    """Return the error to raise if publishing a decided file fails. The file may have been published all the same."""
     if error.errno in MAY_PASS:
         return Retriable(f"{what} can't be committed yet: {error}")
     if error.errno in REFUSING:
@@ -160,7 +161,7 @@ def settle_failed(error: OSError, what: str) -> TwoPhaseCommitError:
 
 
 def write_failed(error: OSError, what: str) -> Exception:
-    """Return the error to raise if ``what`` could not be written. The vote is no, and nothing of it is visible."""
+    """Return the error to raise if ``what`` could not be written. The vote is no, and none of it is visible."""
     message = f"{what} could not be written: {error.strerror or error}. Nothing of it is visible"
     if error.errno in MAY_PASS:
         return OSError(error.errno, message, error.filename)
@@ -172,7 +173,7 @@ def write_failed(error: OSError, what: str) -> Exception:
 
 
 def request_failed(error: Exception, url: str) -> Retriable | OperatorRequired:
-    """Return the error to raise if a request to the store at ``url`` fails, which may be repeated."""
+    """Return the error to raise if a request to the store at ``url`` fails. The request may be repeated."""
     if isinstance(error, OSError) and error.errno in TEMPORARY:
         return Retriable(f"the file sink's store at {url} does not answer: {error}")
     return OperatorRequired(
@@ -182,7 +183,7 @@ def request_failed(error: Exception, url: str) -> Retriable | OperatorRequired:
 
 
 def unreachable(error: OSError, url: str) -> TwoPhaseCommitError:
-    """Return the error to raise if the store at ``url`` can't be used, before anything is written."""
+    """Return the error to raise if the store at ``url`` can't be used. Nothing has been written."""
     if error.errno in TEMPORARY:
         return Retriable(f"the file sink's store at {url} does not answer: {error}")
     return ConfigurationError(

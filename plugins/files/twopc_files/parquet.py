@@ -18,7 +18,7 @@ from twopc_files.formats import Format, Lent, Output
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
 _CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
-"""The compressions with levels → pyarrow's names for them."""
+"""Compression that has levels → pyarrow's name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Parquet(Format):
     Attributes:
         compression: one of ``COMPRESSIONS``.
         compression_level: the level, in the codec's own range; None for pyarrow's default.
-        row_group_bytes: the size of a row group, in bytes of Arrow. It bounds what a task holds in memory.
+        row_group_bytes: the size of a row group, in bytes of Arrow. It bounds a task's memory.
 
     Raises:
         ConfigurationError: the compression does not have this level.
@@ -59,7 +59,7 @@ class Parquet(Format):
 
     def check_type(self, schema: pa.Schema) -> None:
         super(Parquet, self).check_type(schema)
-        # Releases of pyarrow support different types.
+        # Which types are supported depends on pyarrow's version.
         with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
@@ -111,6 +111,6 @@ class ParquetRecords(RowGroups):
         self._lent.finish(self._writer)
 
     def discard(self) -> None:
-        """Release the held batches. No error of the file is raised."""
+        """Drop the held batches. Errors of the file are not raised."""
         super().discard()
         self._lent.discard(self._writer)

@@ -8,5 +8,5 @@ from twopc_files.sink import FileSink
 
 @hookimpl
 def twopc_sink() -> type[FileSink]:
-    """The sink of ``twopc.create_sink("files", ...)``."""
+    """Return the class of the sink for ``twopc.create_sink("files", ...)``."""
     return FileSink

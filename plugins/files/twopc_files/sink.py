@@ -1,7 +1,7 @@
-"""The file sink: it writes pending files where no reader looks, and publishes each of them atomically on commit.
+"""The file sink: it writes pending files where no reader looks, and publishes each one atomically on commit.
 
-The store (``stores/``) writes and publishes files. ``outcomes.py`` decides what to do about what the store reports.
-This module has what all stores share: the transaction, its committable, and the order of the steps.
+The store (``stores/``) writes and publishes files. ``outcomes.py`` turns the store's reports into decisions. This
+module has everything that all stores share: the transaction, its committable, and the order of the steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FileTransaction(Transaction):
     """The pending files of one task attempt.
 
     Attributes:
-        pending: all pending files, in the order in which they were created.
+        pending: all pending files, in order of creation.
         files: distributes records over the pending files.
     """
 
@@ -83,7 +83,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     every process reaches.
 
     Args:
-        options: ``path``: path or URL of the folder. ``storage_options``: what fsspec needs for a URL. ``format``:
+        options: ``path``: path or URL of the folder. ``storage_options``: fsspec's options for a URL. ``format``:
             ``parquet`` (default), ``json`` (JSON lines), ``csv``, ``orc`` or ``text``. ``partition_by``: columns that
             become folders. ``batch_logs``: logs of complete batches, for readers of whole batches. The README lists
             all options.
@@ -103,8 +103,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         self._format = parsed.format
         self._layout = parsed.layout
         self._batch_logs = parsed.batch_logs
-        # Decided files that the store does not show → since when, without the time that the requests took: the store's
-        # client itself repeats a request that gets no answer.
+        # Decided files that the store does not show → since when. The time of requests does not count, as the store's
+        # client repeats unanswered requests by itself.
         self._hidden_since: dict[FileHandle, float] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -115,14 +115,14 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return f"FileSink({self._store.url!r}, {self._format})"
 
     def validate(self, schema: pa.Schema) -> None:
-        """Refuse a schema that the format or the layout can't hold. Raises SchemaMismatch, which names the column."""
+        """Raise SchemaMismatch, which names the column, if the format or the layout can't hold a schema."""
         check_schema(self._format, self._layout.data_schema(schema))
 
     def open(self) -> None:
-        """Reach the store, and check the logs of complete batches. Writes nothing that stays.
+        """Connect to the store, and check the logs of complete batches. Writes nothing that stays.
 
         Raises:
-            ConfigurationError: the store does not exist or refuses access, or another writer keeps such a log there.
+            ConfigurationError: the store does not exist or denies access, or another writer keeps such a log there.
             Retriable: the store does not answer.
         """
         self._hidden_since.clear()  # the store may have been unreachable since the last incarnation
@@ -133,8 +133,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             log.open()
 
     def _begin_logs(self) -> None:
-        """Create the logs of complete batches before the first commit of an incarnation: a reader that finds no log
-        reads all files. Commits that come here at once are like two processes, which ``BatchLog.begin`` allows."""
+        """Create the logs of complete batches before the first commit of an incarnation, as a reader that finds no log
+        reads all files. Concurrent commits are like two processes here, which ``BatchLog.begin`` allows."""
         if not self._logs_have_begun:
             for log in self._logs:
                 log.begin()
@@ -185,7 +185,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     # On a participant. --------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> FileTransaction:
-        """Start a transaction, without any effect on the store: the first record creates the first file."""
+        """Start a transaction, without any effect on the store. The first record creates the first file."""
         return FileTransaction(transaction_id, self._store, self._format, self._layout)
 
     def write(self, transaction: FileTransaction, batch: pa.RecordBatch) -> None:
@@ -214,7 +214,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     # On the coordinator. ------------------------------------------------------------------------------------
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002  # no file grows too old
-        """Veto the batch if this process could not commit one of its files, while the round can still be rolled back.
+        """Veto the batch if this process can't commit one of its files, while the round can still be rolled back.
 
         Raises:
             Refused: a pending file does not exist here (participants write to another disk), is not whole, or can't
@@ -232,7 +232,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return committables
 
     def _obstacle(self, file: FileHandle) -> str | None:
-        """Return what would keep this process from committing ``file``, and what to do about it; or None."""
+        """Return why this process can't commit ``file``, and what to do about it; or None."""
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:
@@ -247,19 +247,19 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             Retriable: the store may publish the file later.
             TransactionLost: neither the pending file nor the target exists.
             OutcomeUnknown: the store does not report the outcome, or the file has another length.
-            OperatorRequired: a foreign file has the target's name, or a right is missing.
-            CorruptLog: the committable is not of this sink.
+            OperatorRequired: a foreign file has the target's name, or a permission is missing.
+            CorruptLog: the committable is not this sink's.
         """
         files = self._decidable(committable)
-        self._begin_logs()  # the batch was sealed by another process, or a log was removed since
+        self._begin_logs()  # another process may have sealed the batch, or a log may have been removed since
         answers = call_at_once(partial(self._failure, committable), files, self._store.asks_at_once)
         failures = [failure for failure in answers if failure]
         if failures:
-            # One file that can't be published must not hold back the others: repeat first, then call the operator.
+            # A file that can't be published must not hold back the others: repeat first, then call an operator.
             raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
     def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
-        """Publish one file, and return the error, or None on success.
+        """Publish one file. Return the error, or None on success.
 
         Upholds: on success the target has been seen, and is this transaction's file, whole and durable.
         """
@@ -282,7 +282,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return None
 
     def _look(self, file: FileHandle, what: str) -> Sight:
-        """Look at a decided file. A store that does not answer is not hiding the file, so its wait starts over."""
+        """Look at a decided file. If the store does not answer, it is not hiding the file, so the wait starts over."""
         began_s = time.monotonic()
         try:
             seen = self._store.look(file)
@@ -294,8 +294,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return seen
 
     def _may_appear(self, file: FileHandle, seen: Sight) -> bool:
-        """Whether the store shows neither the target nor the whole pending file, and may be publishing the file at this
-        moment, for this process or another one."""
+        """Whether the store shows neither the target nor the whole pending file, and may be publishing the file right
+        now, for this process or another one."""
         if seen.target_bytes is not None or seen.pending_bytes == file.size_bytes:
             self._hidden_since.pop(file, None)
             return False
@@ -323,7 +323,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             for committable in committables
             for file in self._decidable(committable)
         ]
-        self._begin_logs()  # for a batch without transactions, which no commit precedes
+        self._begin_logs()  # a batch without transactions has no commit before this
         for log in self._logs:
             log.complete(batch_id, files)
 
@@ -331,7 +331,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return [of_folder(self._store.url, getattr(self._store, "storage_options", {}))]  # a disk has none
 
     def recover(self) -> Iterable[Committable]:
-        """Return the pending files whose names are of this sink's pool, and no other file.
+        """Return the pending files whose names belong to this sink's pool, and no other files.
 
         Raises:
             Retriable: the store is busy or does not answer.
@@ -349,8 +349,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return self._owned(committable, decidable_files(committable))
 
     def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
-        """Return ``files``. Raises CorruptLog if the transaction is another sink's, or if a file can't be one of this
-        transaction in this store."""
+        """Return ``files``. Raises CorruptLog: the transaction is another sink's, or a file can't belong to it in this
+        store."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:

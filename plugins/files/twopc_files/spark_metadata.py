@@ -20,7 +20,7 @@ _VERSION = b"v1"
 _SCHEMES = {"s3": "s3a"}
 """fsspec's scheme of a store → Hadoop's, if they differ. Spark opens a file by the URL in the log."""
 
-# The characters of a path that java.net.URI does not encode, besides letters and digits.
+# The characters that java.net.URI does not encode in a path, apart from letters and digits.
 _SAFE = "/-_.!~'()*,;:$&+=@"
 
 
@@ -37,9 +37,9 @@ class SparkMetadata:
     url: str
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """Return the bytes of an entry. Its owner and digest are in fields that Spark does not know, on a line about a
+        """Return the bytes of an entry. Owner and digest are in fields that Spark does not know, on a line about a
         folder, which Spark ignores."""
-        lines = [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
+        lines = [_status(f"{self.url}/{_quote(file.path)}", file.size_bytes, file.listed_ms) for file in files]
         own = _status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner, sha256=digest(lines))
         return b"\n".join([_VERSION, own, *lines])
 
@@ -47,8 +47,8 @@ class SparkMetadata:
         """Return the owner and the files of an entry.
 
         Raises:
-            ValueError, LookupError, TypeError: the data is not such an entry, or it lists a file of another folder, in
-                which Spark would look for the file.
+            ValueError, LookupError, TypeError: the data is not such an entry, or it lists a file in another folder,
+                where Spark would look for it.
         """
         version, *lines = data.split(b"\n")
         if version != _VERSION:
@@ -76,24 +76,24 @@ def spark_metadata(fs: Any, folder: str, owner: str, kept_for_s: float = KEPT_FO
 
 def _url(fs: Any, folder: str) -> str:
     if isinstance(fs, LocalFileSystem):
-        return f"file://{_quoted(folder)}"
+        return f"file://{_quote(folder)}"
     if "abfs" in fs.protocol:  # Hadoop names the account in the URL
         container, _, path = folder.partition("/")
         host = fs.service_client.primary_hostname.replace(".blob.", ".dfs.")
-        return f"abfss://{container}@{host}/{_quoted(path)}"
+        return f"abfss://{container}@{host}/{_quote(path)}"
     scheme, _, path = str(fs.unstrip_protocol(folder)).partition("://")
-    return f"{_SCHEMES.get(scheme, scheme)}://{_quoted(path)}"
+    return f"{_SCHEMES.get(scheme, scheme)}://{_quote(path)}"
 
 
 def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **more: str) -> bytes:
     status = {"path": path, "size": size_bytes, "isDir": is_dir, "modificationTime": time_ms}
-    # Spark does not plan splits by these two. The values are those of a disk without replication.
+    # Spark does not plan splits by these two. The values are for a disk without replication.
     block = {"blockReplication": 1, "blockSize": 32 * 1024 * 1024}
     return orjson.dumps({**status, **block, "action": "add", **more})
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """Quote ``path`` as java.net.URI does: Spark compares the text when it looks for partition columns."""
     if path.isascii():
-        return quote(path, safe=_SAFE)  # a hundred times as fast: a compact entry may list very many files
+        return quote(path, safe=_SAFE)  # a hundred times as fast, as a compact entry may list many files
     return "".join(c if ord(c) > 127 and c.isprintable() else quote(c, safe=_SAFE) for c in path)

@@ -6,8 +6,8 @@
         broker.create_topic("orders", partitions=4)
         ...  # clients connect to broker.bootstrap_servers
 
-In tests, the fixture `kafka_broker` gives one for the whole session. `python -m twopc_kafka_broker`
-downloads ahead what the broker and Spark's Kafka source need.
+In tests, the fixture `kafka_broker` provides one for the whole session. `python -m twopc_kafka_broker`
+downloads the jars of the broker and of Spark's Kafka source in advance.
 """
 
 from __future__ import annotations

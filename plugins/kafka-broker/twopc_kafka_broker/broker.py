@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
-# Below the range from which systems take the local ports of outgoing connections (from 32768 on Linux).
-# Inside it, a client that keeps calling a stopped broker can be given the broker's port, connect to itself,
-# and so take it.
+# Below the range of local ports for outgoing connections (from 32768 on Linux). Inside that range, a client that
+# keeps calling a stopped broker can get the broker's port as its own, connect to itself, and so occupy it.
 _PORTS = range(15000, 32000)
 _PORT_ATTEMPTS = 5
 
@@ -51,7 +50,7 @@ _LOG_EXCERPT_CHARACTERS = 4000
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
-    # Each start lists every setting, twice: hundreds of lines that would hide what went wrong.
+    # Each start logs every setting twice: hundreds of lines that would hide the cause of a failure.
     "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaConfig=warn",
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
 )
@@ -61,7 +60,7 @@ _DEFAULT_PROPERTIES: Mapping[str, str | int | bool] = {
     "node.id": 1,
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # One broker, so one replica. Few internal partitions: each costs time, and four still spread the ids.
+    # One broker, so one replica. Few internal partitions, as each takes time to start; four still spread the ids.
     "offsets.topic.replication.factor": 1,
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.replication.factor": 1,
@@ -70,12 +69,12 @@ _DEFAULT_PROPERTIES: Mapping[str, str | int | bool] = {
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
     "share.coordinator.state.topic.num.partitions": 1,
-    # A test's first consumer need not wait for a second.
+    # A test's first consumer does not wait for a second one.
     "group.initial.rebalance.delay.ms": 0,
-    # A misspelt topic should fail, as it does on most production clusters.
+    # A misspelled topic fails, as on most production clusters.
     "auto.create.topics.enable": False,
-    # Killed and started again, a broker is let in only when its former session has run out: 9 s by default.
-    # Not much less than this: on a small machine under load a late heartbeat would lock a living broker out.
+    # A broker that was killed can rejoin only after its previous session has expired: 9 s by default. Not much
+    # less than this: on a small machine under load, a late heartbeat would fence a running broker.
     "broker.session.timeout.ms": 3000,
     "broker.heartbeat.interval.ms": 500,
     # The cleaner's buffer is 128 MiB by default: a quarter of the heap.
@@ -90,30 +89,29 @@ class _Ports:
 
 
 class KafkaBroker:
-    """A Kafka broker (KRaft) on 127.0.0.1, a single process, started and stopped by this one.
+    """A single-process Kafka broker (KRaft) on 127.0.0.1, started and stopped by this process.
 
-    A context manager: `with KafkaBroker() as broker:` starts it, and leaves nothing behind. It serves plain
-    text without authentication, does not create topics by itself, and is gone at the latest when this process
-    is, even when this process gets SIGKILL (Linux only; elsewhere it must be stopped). In that last case a
-    temporary folder stays behind.
+    As a context manager, `with KafkaBroker() as broker:` starts it, and leaves nothing behind. It serves plain
+    text without authentication, and does not create topics by itself. On Linux it ends with this process, even
+    if this process gets SIGKILL, which leaves a temporary folder behind. Elsewhere it must be stopped.
 
-    It can be started again after `stop` or `kill`: same data, same address.
+    It can be started again after `stop` or `kill`, with the same data and address.
 
     Args:
-        data_folder: Where to keep data, log (`broker.log`) and ports, over restarts and over processes.
-            Without one, a temporary folder that `close` removes.
-        properties: The broker's configuration, over the defaults of this class. Tests of transactions that
-            time out may want `transaction.abort.timed.out.transaction.cleanup.interval.ms` and
+        data_folder: The folder for data, log (`broker.log`) and ports, kept across restarts and processes.
+            None for a temporary folder that `close` removes.
+        properties: The broker's configuration, which overrides the defaults of this class. For tests of transactions
+            that time out, see `transaction.abort.timed.out.transaction.cleanup.interval.ms` and
             `transaction.max.timeout.ms`.
-        joins: A broker that was started, whose cluster this one joins; the first broker alone is a controller. Each
-            needs a `node.id` of its own in `properties` (the first has 1), and internal topics more replicas.
-        heap_mb: The most memory that its heap may take, in MiB.
-        ready_timeout_s: How long it may take to answer after the start, in seconds.
+        joins: A started broker whose cluster this one joins; only the first broker is a controller. Each broker
+            needs its own `node.id` in `properties` (the first has 1), and internal topics need more replicas.
+        heap_mb: The maximum size of the heap, in MiB.
+        ready_timeout_s: How long the broker may take to answer after the start, in seconds.
 
     Raises (from `start` and on entering the context):
-        JavaNotFound: There is no Java of version 17 or later.
+        JavaNotFound: There is no Java 17 or later.
         JarsNotAvailable: The broker's jars could not be downloaded.
-        BrokerFailed: It died or did not answer in time; the message ends with the tail of its log.
+        BrokerFailed: The broker died or did not answer in time; the message ends with the tail of its log.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class KafkaBroker:
         self._ready_timeout_s = ready_timeout_s
         self._ports: _Ports | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        # Where in the log the present start begins.
+        # The position in the log where the current start begins.
         self._log_start = 0
 
     def __enter__(self) -> Self:
@@ -155,10 +153,10 @@ class KafkaBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients, `127.0.0.1:PORT`; the same over restarts.
+        """The address for clients, `127.0.0.1:PORT`; the same across restarts.
 
         Raises:
-            BrokerFailed: It was never started.
+            BrokerFailed: The broker was never started.
         """
         if self._ports is None:
             raise BrokerFailed("the broker has no address before its first start")
@@ -172,27 +170,27 @@ class KafkaBroker:
 
     @property
     def cluster_id(self) -> str:
-        """The name that its cluster gave itself at the first start.
+        """The id that the cluster got at its first start.
 
         Raises:
-            BrokerFailed: It was never started.
+            BrokerFailed: The broker was never started.
         """
         known = (self.log_file.parent / "data" / "meta.properties").read_text(encoding="utf-8")
         return next(line for line in known.splitlines() if line.startswith("cluster.id=")).partition("=")[2]
 
     @property
     def log_file(self) -> Path:
-        """The file with all that the broker prints.
+        """The file with the broker's output.
 
         Raises:
-            BrokerFailed: It was never started.
+            BrokerFailed: The broker was never started.
         """
         if self._folder is None:
             raise BrokerFailed("the broker has no log before its first start")
         return self._folder / "broker.log"
 
     def start(self) -> None:
-        """Start it and wait until it answers; nothing happens if it is running.
+        """Start the broker and wait until it answers. Does nothing if it is running.
 
         Raises: see the class.
         """
@@ -205,7 +203,7 @@ class KafkaBroker:
         self._folder.mkdir(parents=True, exist_ok=True)
         kept = self._ports or _read_ports(self._folder)
         if kept is not None and not (_is_free(kept.broker) and _is_free(kept.controller)):
-            # Clients know the address: it is not exchanged for another.
+            # Clients know the address, so it must not change.
             raise BrokerFailed(
                 f"the broker in {self._folder} had the ports {kept.broker} and {kept.controller} before, and "
                 "another process uses one of them now: stop that process, or choose another data_folder"
@@ -215,7 +213,7 @@ class KafkaBroker:
             try:
                 self._run(java, classpath, self._ports)
             except BrokerFailed as error:
-                # Between the look for a free port and the broker's bind, another process may have taken it.
+                # Another process may take a free port before the broker binds it.
                 if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
                     raise
                 _log.info("a port was taken by another process: starting the broker again")
@@ -223,22 +221,22 @@ class KafkaBroker:
                 return
 
     def stop(self) -> None:
-        """End it with SIGTERM, and SIGKILL after 15 s; its data stays. Nothing happens if it is not running.
+        """End the broker with SIGTERM, and SIGKILL after 15 s. Its data stays. Does nothing if it is not running.
 
-        The broker then has handed over in good order and starts again faster than after `kill`.
+        After an orderly shutdown, the broker starts faster than after `kill`.
         """
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would; its data stays. Nothing happens if it is not running."""
+        """End the broker with SIGKILL, like a crash. Its data stays. Does nothing if it is not running."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, and remove its data unless `data_folder` was given. Nothing happens if it is closed."""
+        """End the broker, and remove its data unless `data_folder` was given. Does nothing if it is closed."""
         if self._given_folder is not None:
             self.stop()
             return
-        # Nobody reads the data again, so there is nothing to shut down in good order.
+        # The data is not used again, so no orderly shutdown is needed.
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -248,17 +246,17 @@ class KafkaBroker:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, replicas: int = 1
     ) -> None:
-        """Make a topic and wait until each partition has a leader.
+        """Create a topic and wait until each partition has a leader.
 
         Args:
-            name: The topic.
-            partitions: How many partitions it gets.
+            name: The topic's name.
+            partitions: The number of partitions.
             config: The topic's configuration, such as `{"max.message.bytes": "2097152"}`.
-            replicas: On how many brokers each partition is.
+            replicas: The number of replicas of each partition.
 
         Raises:
-            BrokerFailed: The broker refused (it exists already, a wrong name), does not run, or took too
-                long.
+            BrokerFailed: The broker is not running, took too long, or refused: the topic exists, or its name is
+                invalid.
         """
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import NewTopic
@@ -289,7 +287,7 @@ class KafkaBroker:
             [
                 str(java),
                 f"-Xmx{self._heap_mb}m",
-                # Quick to start and easy on a small machine, rather than fastest after minutes.
+                # For a fast start on a small machine, rather than the highest throughput after minutes.
                 "-XX:TieredStopAtLevel=1",
                 "-XX:+UseSerialGC",
                 *_LOGGING,
@@ -327,14 +325,14 @@ class KafkaBroker:
             process.wait()
 
     def _why(self) -> str:
-        """Return the part of the present start's log that matters: from its first error on, or its end."""
+        """Return the part of the current start's log that matters: from its first error on, or its end."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(self._log_start)
                 told = log.read().decode("utf-8", "replace")
         except OSError:
             return "(it left no log)"
-        # A broker that cannot start shuts down in good order: hundreds of lines after the one that matters.
+        # A broker that cannot start logs hundreds of lines of an orderly shutdown after the line that matters.
         first_error = told.find(" ERROR ")
         if first_error >= 0:
             told = told[told.rfind("\n", 0, first_error) + 1 :]
@@ -351,7 +349,7 @@ def _free_ports() -> _Ports:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as trial:
-        # As Java does: a port on which only closed connections linger is free.
+        # Like Java: a port with nothing but closed connections counts as free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((_HOST, port))
@@ -381,8 +379,8 @@ def _properties_text(folder: Path, ports: _Ports, overrides: Mapping[str, str | 
 
 
 def _joined(first: KafkaBroker, ports: _Ports) -> dict[str, str | int | bool]:
-    """What a broker without a controller of its own is told."""
-    assert first._ports is not None  # noqa: SLF001  # another of this class
+    """Return the properties of a broker that has no controller of its own."""
+    assert first._ports is not None  # noqa: SLF001  # of the same class
     return {
         "process.roles": "broker",
         "controller.quorum.voters": f"1@{_HOST}:{first._ports.controller}",  # noqa: SLF001
@@ -401,7 +399,7 @@ def _format(java: Path, classpath: str, configuration: Path, joined_id: str | No
     cluster_id = joined_id or base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     tool = [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
     done = subprocess.run(
-        # One word: an id that begins with a dash would be taken for an option.
+        # As a single argument: an id that begins with a dash would be taken for an option.
         [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -416,7 +414,7 @@ def _format(java: Path, classpath: str, configuration: Path, joined_id: str | No
 
 
 def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Start `command` so that it dies with this process, whichever of our threads calls."""
+    """Start `command` so that it dies with this process, rather than with the calling thread."""
     started: Future[subprocess.Popen[bytes]] = Future()
 
     def run() -> None:
@@ -427,7 +425,7 @@ def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # Ctrl-C at the terminal is for this process, which then stops the broker.
+                    # Ctrl-C at the terminal must reach only this process, which then stops the broker.
                     start_new_session=True,
                 )
         except Exception as error:  # noqa: BLE001  # raised below
@@ -436,8 +434,8 @@ def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
         started.set_result(process)
         process.wait()
 
-    # The kernel ties the child to the thread that made it, not to the process: so it is a thread that lives
-    # as long as the child, and the caller's thread may end before the broker.
+    # The kernel ties the child to the thread that started it, not to the process. So that thread lives as long as
+    # the child, and the caller's thread may end earlier.
     threading.Thread(target=run, name="kafka-broker", daemon=True).start()
     try:
         return started.result()
@@ -446,7 +444,7 @@ def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
 
 
 def _answers(bootstrap_servers: str) -> bool:
-    """Tell whether the broker serves: metadata names it only once it has been let into the cluster."""
+    """Return whether the broker serves requests: metadata lists it only after it has joined the cluster."""
     host, port = bootstrap_servers.split(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()
@@ -468,7 +466,7 @@ def _has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
 def _admin(bootstrap_servers: str) -> AdminClient:
     from confluent_kafka.admin import AdminClient
 
-    # While the broker starts, refused connections are expected: not for the terminal.
+    # Refused connections are expected while the broker starts, so they are not logged.
     return AdminClient(
         {
             "bootstrap.servers": bootstrap_servers,

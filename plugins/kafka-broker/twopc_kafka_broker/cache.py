@@ -1,4 +1,4 @@
-"""The folder in which downloads are kept, and how something gets into it whole or not at all."""
+"""The cache folder for downloads, to which folders are added atomically."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/twopc`, or `~/.cache/twopc` where that variable is unset or empty."""
+    """Return `$XDG_CACHE_HOME/twopc`, or `~/.cache/twopc` if the variable is unset or empty."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "twopc"
 
 
 def publish(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Make sure that the folder `target` exists, having it filled aside and renamed into place.
+    """Make sure that the folder `target` exists: fill a temporary folder, then rename it.
 
-    So an interrupted download never looks like a finished one. Processes that want the same target wait for
+    So an interrupted download never looks like a finished one. Processes that need the same target wait for
     the first of them and use its result.
 
     Args:
-        target: The folder to make; left alone if it is there.
-        fill: Puts the contents into the empty folder that it is given. What it raises is passed on.
+        target: The folder to create; left as it is if it exists.
+        fill: Puts the contents into the empty folder that it is given. Its errors are passed on.
 
     Returns:
         `target`.
@@ -41,7 +41,7 @@ def publish(target: Path, fill: Callable[[Path], None]) -> Path:
             aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             try:
                 fill(aside)
-                aside.chmod(0o755)  # mkdtemp's 0700 would keep others out of a cache that may be shared
+                aside.chmod(0o755)  # mkdtemp sets 0700, but a cache may be shared
                 aside.rename(target)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -51,6 +51,6 @@ def publish(target: Path, fill: Callable[[Path], None]) -> Path:
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
-        # Freed by the system when its holder dies, however it dies: no stale lock to clear away.
+        # The kernel releases the lock when its holder dies in any way, so there are no stale locks.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

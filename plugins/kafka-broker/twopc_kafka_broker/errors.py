@@ -1,9 +1,9 @@
-"""What can go wrong with the development broker; every message says what to do about it.
+"""The errors of the development broker; every message says what to do.
 
 `DevelopmentError`
  ├─ `JavaNotFound`        install a JDK
- ├─ `JarsNotAvailable`    see to the network or the configured repositories
- │   └─ `SourceNotPublished`  take a Spark for which there is a Kafka source
+ ├─ `JarsNotAvailable`    check the network or the configured repositories
+ │   └─ `SourceNotPublished`  use a version of Spark that has a Kafka source
  └─ `BrokerFailed`        the broker did not start (its log's tail is in the message) or refused a request
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 
 class DevelopmentError(RuntimeError):
-    """Something that the development broker needs is missing, or the broker itself failed."""
+    """The development broker failed, or needs something that is missing."""
 
 
 class JavaNotFound(DevelopmentError):
-    """No Java runtime that is new enough was found, or could be fetched."""
+    """No recent enough Java runtime was found or could be downloaded."""
 
 
 class JarsNotAvailable(DevelopmentError):

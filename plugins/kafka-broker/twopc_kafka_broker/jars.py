@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 KAFKA_VERSION = os.environ.get("TWOPC_KAFKA_VERSION", "4.3.1")
-"""The version of the broker. The default is the one that the project is measured on."""
+"""The version of the broker. The project's measurements use the default."""
 
 _BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
-# The broker speaks to slf4j 1.7 and brings no logger of its own: without one it dies in silence.
+# The broker logs to slf4j 1.7 and has no logger of its own. Without one, it dies silently.
 _LOGGER = "org.slf4j:slf4j-simple:1.7.36"
 
 _SCALA = "2.13"
 _SOURCE = f"spark-sql-kafka-0-10_{_SCALA}"
 _TOKEN_PROVIDER = f"spark-token-provider-kafka-0-10_{_SCALA}"
 # Not every version of this jar is published everywhere. It obtains delegation tokens, which a development
-# broker does not ask for, and 4.0.0 was measured to work under 4.2.0.
+# broker does not require, and 4.0.0 works with Spark 4.2.0 (measured).
 _PROVIDER_FALLBACK = "4.0.0"
-# All that the source needs beyond what pyspark itself contains.
+# The source's dependencies that pyspark does not contain.
 _SOURCE_NEEDS = (_TOKEN_PROVIDER, "kafka-clients", "commons-pool2")
 
 _RELEASE = re.compile(r"\d+\.\d+\.\d+")
@@ -51,35 +51,35 @@ _DOWNLOAD_ATTEMPTS = 3
 
 
 def broker_classpath() -> tuple[Path, ...]:
-    """Return the jars of the broker with all their dependencies, downloading them (36 MB) the first time.
+    """Return the broker's jars with all dependencies, downloading them (36 MB) the first time.
 
     Raises:
-        JarsNotAvailable: They could not be downloaded.
+        JarsNotAvailable: The jars could not be downloaded.
     """
     return maven_jars(f"kafka_{_SCALA}-{KAFKA_VERSION}", _BROKER, _LOGGER)
 
 
 def maven_jars(name: str, *coordinates: str) -> tuple[Path, ...]:
-    """Return the jars of Maven `coordinates` with all their dependencies, kept in the cache by `name`.
+    """Return the jars of Maven `coordinates` with all dependencies, cached as `name`.
 
     Raises:
-        JarsNotAvailable: They could not be downloaded.
+        JarsNotAvailable: The jars could not be downloaded.
     """
     return kept(name, lambda folder: _download(folder, coordinates))
 
 
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
-    """Return the jars for the option `spark.jars` that provide Spark's Kafka source and sink.
+    """Return the jars of Spark's Kafka source and sink, for the option `spark.jars`.
 
-    Only those that pyspark lacks: the source, its token provider, kafka-clients and commons-pool2.
+    These are the jars that pyspark lacks: the source, its token provider, kafka-clients and commons-pool2.
 
     Args:
         spark_version: As in `pyspark.__version__`. The source must match Spark's minor version; if there is none for
             this version, the newest for the same minor version is used.
 
     Raises:
-        JarsNotAvailable: They could not be downloaded.
-        SourceNotPublished: There is none for this Spark.
+        JarsNotAvailable: The jars could not be downloaded.
+        SourceNotPublished: No source is published for this version of Spark.
     """
     return kept(f"spark-kafka-{spark_version}", lambda folder: _download_source(folder, spark_version))
 
@@ -92,7 +92,7 @@ def kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
         for attempt in Retrying(
             stop=stop_after_attempt(_DOWNLOAD_ATTEMPTS),
             wait=wait_exponential(multiplier=1, max=10),
-            # requests' errors are OSErrors; jgo's own, also for a repository's 5xx, are RuntimeErrors.
+            # The errors of requests are OSErrors. Those of jgo, also for a repository's 5xx, are RuntimeErrors.
             retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile))
             & retry_if_not_exception_type(DevelopmentError),
             reraise=True,
@@ -117,7 +117,7 @@ def _download(folder: Path, coordinates: Iterable[str]) -> None:
     from jgo.env import EnvironmentBuilder
 
     environment = EnvironmentBuilder(context, cache_dir=folder / "jgo").from_endpoint("+".join(coordinates))
-    # all_jars, as jgo sorts jars into class path and module path; all go on one class path.
+    # jgo separates class path and module path; here all jars go on one class path.
     keep(environment.all_jars, folder)
 
 
@@ -125,7 +125,7 @@ def _download_source(folder: Path, spark_version: str) -> None:
     context = maven(folder)
     project = context.project("org.apache.spark", _SOURCE)
     source = project.at_version(_newest_source(project, spark_version))
-    # Its POM names the versions it was built with. Not resolved further down: that would bring all of Spark.
+    # Its POM has the versions it was built with. Not resolved transitively, which would bring all of Spark.
     needs = [
         dependency.artifact.component
         for dependency in context.pom_dependencies(source.pom())
@@ -137,7 +137,7 @@ def _download_source(folder: Path, spark_version: str) -> None:
 def _newest_source(project: Project, spark_version: str) -> str:
     project.update()
     published = [version for version in project.metadata.versions if _RELEASE.fullmatch(version)]
-    if not published or spark_version in published:  # with no list of versions, the download tells
+    if not published or spark_version in published:  # without a list, the download will show
         return spark_version
     fitting = [version for version in published if version.split(".")[:2] == spark_version.split(".")[:2]]
     if not fitting:
@@ -163,13 +163,13 @@ def _jar(component: Component) -> Path:
 
 
 def maven(folder: Path) -> MavenContext:
-    """Return access to Maven repositories, for one download into `folder`."""
+    """Return a Maven context for one download into `folder`."""
     from jgo.config import GlobalSettings
     from jgo.constants import MAVEN_CENTRAL_URL
     from jgo.maven import MavenContext
 
-    # A repository folder of its own, empty for each attempt: jgo writes downloads in place, so that what an
-    # interrupted attempt left behind would be taken for whole, and by default that would be in ~/.m2.
+    # Each attempt has its own empty repository folder, rather than ~/.m2: jgo writes downloads in place, so it
+    # would take the partial file of an interrupted attempt for a complete one.
     shutil.rmtree(folder / "m2", ignore_errors=True)
     return MavenContext(
         repo_cache=folder / "m2",
@@ -179,10 +179,10 @@ def maven(folder: Path) -> MavenContext:
 
 
 def keep(jars: Iterable[Path], folder: Path) -> None:
-    """Move sound copies of `jars` into `folder` and drop what resolving them left there."""
+    """Copy `jars` into `folder` after checking them, and remove the files that resolving them left there."""
     for jar in jars:
         with zipfile.ZipFile(jar) as archive:
-            # jgo only warns about a wrong checksum; reading every entry finds a damaged one.
+            # jgo only warns about a wrong checksum; reading every entry finds damage.
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"{jar.name} is damaged at {damaged}")
         shutil.copyfile(jar, folder / jar.name)

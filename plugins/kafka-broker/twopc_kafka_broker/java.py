@@ -1,4 +1,4 @@
-"""Find a Java runtime that is new enough, or fetch one."""
+"""Find a recent enough Java runtime, or download one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MINIMUM_VERSION = 17
-"""Spark 4 and Kafka 4 brokers both ask for Java 17."""
+"""Spark 4 and Kafka 4 brokers both require Java 17."""
 
 FETCHED_VERSION = "17"
-"""The version fetched where there is none: the one that the tests run on."""
+"""The version to download if there is none: the one that the tests run on."""
 
 SPARK_MODULES = ("jdk.incubator.vector",)
-"""Spark 4 names these on java's command line; cut-down runtimes that lack them can run the broker alone."""
+"""Spark 4 names these on Java's command line. Reduced runtimes that lack them can only run the broker."""
 
 _PROBE_TIMEOUT_S = 30
 _STALLED_DOWNLOAD_TIMEOUT_S = 30
@@ -38,8 +38,8 @@ class Java:
     """A Java runtime.
 
     Attributes:
-        home: What JAVA_HOME should be.
-        version: Its version as it tells it, `17.0.15`.
+        home: The folder for JAVA_HOME.
+        version: The version that it reports, such as `17.0.15`.
     """
 
     home: Path
@@ -47,18 +47,18 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """Path of the `java` command."""
+        """The path of the `java` command."""
         return self.home / "bin" / "java"
 
 
 def find_java(modules: tuple[str, ...] = ()) -> Java:
-    """Find a runtime: JAVA_HOME, then `java` on the PATH, then one that `fetch_java` left in the cache.
+    """Find a runtime: JAVA_HOME, then `java` on the PATH, then one that `fetch_java` put into the cache.
 
     Args:
         modules: Java modules that it must have, such as `SPARK_MODULES`.
 
     Raises:
-        JavaNotFound: None will do; the message tells why each one found will not, and what to install.
+        JavaNotFound: No runtime is suitable; the message has the reason for each one, and what to install.
     """
     refusals = []
     for origin, executable in _candidates():
@@ -70,19 +70,19 @@ def find_java(modules: tuple[str, ...] = ()) -> Java:
 
 
 def fetch_java(modules: tuple[str, ...] = ()) -> Java:
-    """Download a JDK into the cache with `install-jdk`, unless one is there already.
+    """Download a JDK into the cache with `install-jdk`, unless the cache has one.
 
     Args:
         modules: As for `find_java`.
 
     Raises:
-        JavaNotFound: It could not be downloaded.
+        JavaNotFound: The JDK could not be downloaded.
     """
     import jdk
 
     def fill(folder: Path) -> None:
         _log.info("downloading a JDK %s", FETCHED_VERSION)
-        # install-jdk sets no time-out of its own, so a stalled connection would hang the set-up.
+        # install-jdk sets no timeout, so a stalled connection would hang.
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(_STALLED_DOWNLOAD_TIMEOUT_S)
         try:
@@ -113,10 +113,10 @@ def _fetched_folder() -> Path:
 
 
 def _probe(executable: Path, modules: tuple[str, ...]) -> Java | str:
-    """Return the runtime behind `executable`, or the reason why it will not do."""
+    """Return the runtime of `executable`, or the reason why it is not suitable."""
     added = [f"--add-modules={','.join(modules)}"] if modules else []
     try:
-        # Asking java itself: the command on the PATH may be a link or a wrapper, far from its home.
+        # Java itself is asked for its home: the command on the PATH may be a link or a wrapper elsewhere.
         answer = subprocess.run(
             [executable, *added, "-XshowSettings:properties", "-version"],
             capture_output=True,
@@ -133,7 +133,7 @@ def _probe(executable: Path, modules: tuple[str, ...]) -> Java | str:
     if "java.home" not in settings or "java.specification.version" not in settings:
         missing = [module for module in modules if module in told]
         return f"lacks the module {', '.join(missing)}" if missing else "does not tell its version"
-    # Java 8 calls itself 1.8.
+    # Java 8 reports 1.8.
     if int(settings["java.specification.version"].split(".")[0]) < MINIMUM_VERSION:
         return f"is version {settings.get('java.version', '?')}, older than {MINIMUM_VERSION}"
     return Java(home=Path(settings["java.home"]), version=settings.get("java.version", "?"))

@@ -1,4 +1,4 @@
-"""Pytest fixtures with a real broker: loaded by pytest wherever the distribution is installed."""
+"""Pytest fixtures with a real broker. Pytest loads them wherever the distribution is installed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka_broker_properties() -> dict[str, str | int | bool]:
-    """Return the configuration of the session's broker: override this fixture in conftest.py to change it."""
+    """Return the configuration of the session's broker. Override this fixture in conftest.py to change it."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def kafka_broker(kafka_broker_properties: dict[str, str | int | bool]) -> Iterator[KafkaBroker]:
-    """Give a running `KafkaBroker`, one for the whole session. A test that stops it must start it again."""
-    # Here, not above: every pytest run where the distribution is installed loads this module.
+    """Provide a running `KafkaBroker` for the whole session. A test that stops it must start it again."""
+    # Imported here, as every pytest run loads this module if the distribution is installed.
     from twopc_kafka_broker.broker import KafkaBroker
 
     with KafkaBroker(properties=kafka_broker_properties) as broker:

@@ -1,7 +1,7 @@
-"""The commands of ``twopc``, each in a module of its own with the document that it prints and how it is drawn.
+"""The commands of ``twopc``. Each has a module of its own, which builds the command's document and draws it.
 
-``parameters`` has what several commands take, ``running`` how a command runs, and ``settling`` what ``resolve`` and
-``abandon`` share.
+``parameters`` has options of several commands, ``running`` runs a command, and ``settling`` is shared by ``resolve``
+and ``abandon``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ COMMANDS = {
     "abandon": "Give up the lost transactions of a decided batch.",
     "checkpoint": "Compare a query's checkpoint with its log, and restore what it lacks.",
 }
-"""Each command with a line of help."""
+"""Command → its line of help."""
 
 
 class _Commands(click.Group):
-    """Loads a command when it is called: each needs other packages, and the list of commands none of them."""
+    """Loads a command only when it is called. Each needs its own packages; the list of commands needs none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's
         return [*COMMANDS]
@@ -54,5 +54,5 @@ def cli() -> None:
 
 def run() -> None:
     """Run the command that the process was started as."""
-    logging.getLogger().addHandler(logging.NullHandler())  # the errors contain what a client logs
+    logging.getLogger().addHandler(logging.NullHandler())  # errors already contain the clients' log lines
     cli(prog_name="twopc")

@@ -1,4 +1,4 @@
-"""``twopc abandon``: gives up what is lost of a decided batch."""
+"""``twopc abandon``: gives up the lost transactions of a decided batch."""
 
 from __future__ import annotations
 
@@ -124,6 +124,6 @@ def _ask_to_give_up(lost: list[dict[str, Any]], batch_id: int, yes: bool, error:
 def _user() -> str:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
+    except (OSError, KeyError):  # in a container, the user may have no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"

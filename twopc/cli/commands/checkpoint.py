@@ -23,7 +23,7 @@ from twopc.log.history import ATTEMPTS, History, read_history
 from twopc.transaction import JsonValue
 
 ASIDE = "twopc-put-aside"
-"""The folder in the checkpoint that keeps the replaced files. Spark does not look there."""
+"""The folder in the checkpoint for replaced files. Spark ignores it."""
 
 _checkpoint = click.argument("checkpoint")
 
@@ -77,9 +77,9 @@ def repair(checkpoint: str, log: str, yes: bool, as_json: bool) -> None:
 
 
 class _Repair:
-    """One comparison of a checkpoint with its log, and then the repair, unless one of them has changed since. Raises
-    Refused if the checkpoint can't be repaired exactly, when the report has the differences; ConfigurationError or
-    CorruptLog if one can't be read."""
+    """A comparison of a checkpoint with its log, then the repair, unless one of them has changed in between. Raises
+    Refused: the checkpoint can't be repaired exactly; the report has the differences. Raises ConfigurationError or
+    CorruptLog: one of them can't be read."""
 
     def __init__(self, checkpoint: str, log: str, report: Report) -> None:
         self._folder = CheckpointFolder(checkpoint)
@@ -89,7 +89,7 @@ class _Repair:
 
     @property
     def question(self) -> str:
-        """The question to the operator, with the facts that an answer needs."""
+        """The question to the operator, with the facts that matter for an answer."""
         tail = self.history.tail
         state = (
             "It stopped cleanly"
@@ -125,7 +125,7 @@ class _Repair:
         return history, compared, planned
 
     def _both(self) -> tuple[History, Comparison]:
-        """Read both as of one moment. A running query may decide a batch while they are read."""
+        """Read the log and the checkpoint as of one moment: a running query may decide a batch in between."""
         for _ in range(ATTEMPTS):
             history = read_history(self._log)
             compared = compared_with(self._folder, history.entries)
@@ -163,7 +163,7 @@ def _side(value: JsonValue) -> JsonValue:
 
 
 def _draw_comparison(console: Console, document: Document) -> None:
-    """The differences between a checkpoint and its log, and what repair does about them."""
+    """Draw the differences between a checkpoint and its log, and how repair resolves them."""
     if "planned" not in document:
         return
     kept = document["kept_from"]
@@ -202,7 +202,7 @@ def _draw_comparison(console: Console, document: Document) -> None:
 
 
 def _draw_repair(console: Console, document: Document) -> None:
-    """Draw the result below the comparison shown before the question."""
+    """Draw the result, below the comparison that was shown before the question."""
     if not document.get("changes"):
         _draw_comparison(console, document)
     elif document["repaired"]:

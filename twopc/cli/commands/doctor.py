@@ -1,4 +1,4 @@
-"""``twopc doctor``: checks of each sink and of the place of the commit log, before the first batch."""
+"""``twopc doctor``: checks each sink and the place of the commit log before the first batch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _row(result: CheckResult, redact: Redaction) -> Document:
 
 
 def _draw(console: Console, document: Document) -> None:
-    """One line per check, however long, and how many of them failed."""
+    """Draw one line per check, however long, and the number of checks per result."""
     rows = document.get("checks", ())
     cells = [(row["sink"] or "(the log)", row["check"], row["result"], _found(row)) for row in rows]
     if cells:

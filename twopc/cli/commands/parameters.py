@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 TIMEOUT_S = 60.0
-"""Longer than a client needs to find that no server listens (10 s), and than most brokers need to restart."""
+"""Longer than a client takes to find that no server listens (10 s), and than most brokers take to restart."""
 
 log = click.argument("log")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")

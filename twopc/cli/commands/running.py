@@ -1,4 +1,4 @@
-"""The run of a command: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
+"""Runs a command. The command builds one document, as far as it gets; ``show`` prints it and ends the process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def show(
         command(report, redact)
     except click.UsageError:
         raise
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # reported, never as a traceback
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # reported without a traceback
         report.fail(error, redact)
         stuck = isinstance(error, NoAnswer | KeyboardInterrupt)
     try:
         report.show(as_json, draw)
     except OSError as error:  # such as a full disk, or a closed pipe
         say(f"the result can't be written to standard output: {error.strerror}.")
-        report.code, stuck = exit_code(error, report.opened), True  # or Python would try once more as it ends
-    if stuck:  # a thread that waits for a target system would hold the process back
+        report.code, stuck = exit_code(error, report.opened), True  # otherwise Python tries again as it exits
+    if stuck:  # a thread that waits for a target system would keep the process alive
         sys.stderr.flush()
         os._exit(report.code)
     sys.exit(report.code)
@@ -55,7 +55,7 @@ def history_of(log: str, report: Report) -> History:
 
 @contextlib.contextmanager
 def waiting_for_targets(timeout_s: float, redact: Redaction) -> Iterator[Waiting]:
-    """Bound the calls to target systems, and report on standard error what they wait for."""
+    """Limit the time of calls to target systems, and report on standard error what they wait for."""
     waiting = Waiting(timeout_s, lambda text: say(redact(text)))
     twopc.register_observer(waiting)
     try:
@@ -65,8 +65,8 @@ def waiting_for_targets(timeout_s: float, redact: Redaction) -> Iterator[Waiting
 
 
 def ask(question: str, yes: bool, otherwise: str) -> None:
-    """Ask the operator, unless ``yes``. Raises Refused: the answer was no, or there was none. ``otherwise`` describes
-    the state that remains."""
+    """Ask the operator, unless ``yes``. ``otherwise`` describes the state if the answer is no. Raises Refused: the
+    answer was no, or there was none."""
     if yes:
         return
     try:

@@ -1,4 +1,4 @@
-"""``twopc serve-metrics``: what logs hold, as metrics for Prometheus."""
+"""``twopc serve-metrics``: serves the state of logs as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
 
 PORT = 9465
-"""The port beside 9464, at which docs/monitoring.md has a driver serve its own metrics."""
+"""The port next to 9464, where a driver serves its own metrics in docs/monitoring.md."""
 
 INTERVAL_S = 15.0
-"""Prometheus scrapes every minute by default, and mostly every 15 s."""
+"""Prometheus scrapes every minute by default; many installations scrape every 15 s."""
 
 
 @click.command("serve-metrics")
@@ -64,18 +64,18 @@ def serve_metrics(logs: tuple[str, ...], sinks_file: Path | None, host: str, por
             ) from error
         watched = [*watched_logs, *sinks]
         served_at = serve(host, port, watched)
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # a container's first process ignores it by default
         say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
-        for number, each in enumerate(watched):  # not all at once: 200 logs in one database would take 200 connections
+        for number, each in enumerate(watched):  # spread out: 200 logs in one database would take 200 connections
             each.follow(interval_s, lambda line: say(redact(line)), interval_s * number / len(watched))
         while True:
-            time.sleep(1)  # not longer: a signal that comes just before it begins is not seen before it ends
+            time.sleep(1)  # short, as Python handles a signal that arrives just before a sleep only after it
 
     show(None, False, lambda *_: None, run)
 
 
 def _logs(given: Sequence[str]) -> list[WatchedLog]:
-    """Raises ConfigurationError if one can't be a log, or if two are the same."""
+    """Return the logs to watch. Raises ConfigurationError: one can't be a log, or two are the same place."""
     watched = [WatchedLog(url) for url in dict.fromkeys(given)]
     name, times = Counter(log.name for log in watched).most_common(1)[0]
     if times > 1:
@@ -84,7 +84,8 @@ def _logs(given: Sequence[str]) -> list[WatchedLog]:
 
 
 def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[WatchedSink]:
-    """Raises ConfigurationError if it can't be known whose sinks they are, or like ``read_sinks``."""
+    """Return the sinks to watch. Raises ConfigurationError: there are several logs, so the sinks' log is unknown; or as
+    ``read_sinks`` does."""
     if len(logs) > 1:
         raise ConfigurationError(f"--sinks has the sinks of one query, and {len(logs)} LOGs are given: give one LOG")
     return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]

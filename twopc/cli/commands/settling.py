@@ -1,4 +1,4 @@
-"""Recovery of a log for ``resolve`` and ``abandon``, the question before it, and the drawing of its result."""
+"""Recovery for ``resolve`` and ``abandon``: preparation, the question before it, and the drawing of its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from twopc.log.history import History
 def recovery_of(
     log: str, sinks_file: Path, replay_copies: str | None, timeout_s: float, report: Report, redact: Redaction
 ) -> Iterator[tuple[History, Recovery, Waiting]]:
-    """Put all that can be known before a change into ``report``, then yield the means to recover."""
+    """Add everything that can be known before a change to ``report``, then yield what recovery needs."""
     history = history_of(log, report)
     sinks = read_sinks(sinks_file, redact)
     recovery = Recovery(history, sinks, replay_copies)
@@ -43,7 +43,7 @@ def recovery_of(
 
 
 def recover(recovery: Recovery, waiting: Waiting, report: Report) -> None:
-    """Run the recovery. The document names the incarnation that it opened, also if it fails."""
+    """Run the recovery. The document has the incarnation that it opened, even if it fails."""
     try:
         waiting.call("opening the log", recovery.run)
     finally:
@@ -52,7 +52,7 @@ def recover(recovery: Recovery, waiting: Waiting, report: Report) -> None:
 
 
 def ask_to_fence(history: History, yes: bool) -> None:
-    """Ask whether an older driver may be fenced. Raises ``Refused`` if not."""
+    """Ask whether an older driver may be fenced. Raises Refused: the answer is no."""
     state = "it stopped cleanly" if history.is_clean else "it runs, or did not stop cleanly"
     ask(
         f"This opens incarnation {history.tail.incarnation + 1} of query {history.tail.owner}. A driver of incarnation"

@@ -1,4 +1,4 @@
-"""``twopc status``: what a log has decided, and what is in doubt."""
+"""``twopc status``: shows a log's decisions and the batches in doubt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twopc.log.history import History, read_history
 from twopc.transaction import Committable
 
 LISTED = 10
-"""The newest decided batches that are listed. A log keeps some thirty."""
+"""How many of the newest decided batches are listed. A log keeps about thirty."""
 
 
 @click.command()
@@ -82,7 +82,7 @@ _WAYS = {
     ABORTED: "its round was rolled back",
     IN_DOUBT: "the log can be read but does not confirm appends",
 }
-"""Why a failure came that usually passes. It counts once a minute."""
+"""Failure that usually passes → its cause. Such failures count once a minute."""
 
 
 def _repetition(again: Repetition) -> Document:

@@ -1,4 +1,4 @@
-"""A flow of a declarative pipeline: where Spark keeps its checkpoints, and what a full refresh means for its log.
+"""A flow of a declarative pipeline: where Spark keeps its checkpoints, and how a full refresh affects its log.
 
 Spark runs a flow as a streaming query that has the flow's name. Its checkpoint is the highest-numbered folder in
 ``<storage>/_checkpoints/<sink>/<flow>``. A full refresh adds the next number, so the flow becomes a new query, which
@@ -23,23 +23,23 @@ class Flow:
     """A flow that writes to a sink of a pipeline."""
 
     name: str
-    folder: str  # the URL of the folder of its checkpoints
-    number: int  # the number of the current one, which counts the full refreshes
+    folder: str  # the URL of the folder with its checkpoints
+    number: int  # the number of the current checkpoint: how many full refreshes there were
 
     @classmethod
     def of(cls, checkpoint: str, query_name: str) -> Flow | None:
-        """Return the flow whose checkpoint this is, or None if no pipeline runs the query."""
+        """Return the flow that has this checkpoint, or None if no pipeline runs the query."""
         folder, _, number = checkpoint.rpartition("/")
         above, _, quoted = folder.rpartition("/")
-        name = unquote(quoted)  # Spark writes a URL
-        is_named = query_name == name or query_name.endswith(f".{name}")  # a table's flow has the database's name too
+        name = unquote(quoted)  # Spark URL-encodes it
+        is_named = query_name == name or query_name.endswith(f".{name}")  # a table's name may have its database
         if not (name and is_named and number.isdecimal() and _CHECKPOINTS in above.split("/")):
             return None
         return cls(name, folder, int(number))
 
     def refuse_full_refresh(self, log: str, query_id: str) -> None:
-        """Refuse to write again, by a new query, what the flow wrote before a full refresh. Raises LogMismatch: the log
-        belongs to the query of one of the flow's earlier checkpoints."""
+        """Raise LogMismatch if the log belongs to the query of an earlier checkpoint of this flow: after a full
+        refresh, the new query would write the same records again."""
         tail = read_tail(open_store(log)) if self.number else None
         if tail is None or tail[1].owner == query_id or tail[1].owner not in self._earlier_queries():
             return

@@ -1,4 +1,4 @@
-"""The options of ``format("twopc")``: named, checked and given their defaults here and nowhere else."""
+"""The options of ``format("twopc")``: their names, checks and defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_OWNER = "batch writes"
 
 _LOG_FOLDER = "twopc-log"
 
-_QUERY_NAME = "queryname"  # Spark passes the query's name as an option. For a flow of a pipeline, it is the flow's.
+_QUERY_NAME = "queryname"  # Spark passes the query's name as an option; in a pipeline, the name of the flow
 
 _OWNER = "format('twopc')"
 
@@ -73,12 +73,12 @@ OPTIONS = (
     EVENTS,
     Option("batch_id", whole_number(least=0), "for batch writes: the number of this one, by which it can be repeated"),
 )
-"""All others are the sink's own."""
+"""The options of twopc. All others belong to the sink."""
 
 
 def stream_target(options: Mapping[str, str]) -> Rounds:
-    """Return the target of a streaming query. Spark gives the names of ``options`` in lower case. Raises
-    ConfigurationError: an option is missing, wrong, or for batch writes; or the query's id can't be read."""
+    """Return the rounds of a streaming query. Spark passes option names in lower case. Raises ConfigurationError: an
+    option is missing, wrong, or for batch writes; or the query's id can't be read."""
     if "batch_id" in options:
         raise ConfigurationError(
             "the option 'batch_id' is for batch writes: a streaming query numbers its batches", option="batch_id"
@@ -92,16 +92,16 @@ def stream_target(options: Mapping[str, str]) -> Rounds:
 
 
 def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
-    """Return the target of one batch write, and the number that it was given. Raises like ``stream_target``."""
+    """Return the rounds of a batch write, and its ``batch_id`` if given. Raises like ``stream_target``."""
     values, sinks_own = _parsed("a batch write", options, "log")
     return _target(values, sinks_own, values["log"], BATCH_OWNER), values.get("batch_id")
 
 
 def target_to_check(options: Mapping[str, Any]) -> tuple[str, dict[str, str], str | None]:
-    """Return the backend, its own options and the place of the log, of a writer that may not have been started yet.
-    ``options`` are as the driver gives them to Spark, which passes names in lower case and values as text.
+    """Return the backend, the sink's options and the log's place for a writer that may not have started yet.
 
-    The place is None where Spark will choose the checkpoint: in a pipeline. Raises like ``stream_target``.
+    ``options`` are as the driver gives them to Spark. The place is None in a pipeline, where Spark chooses the
+    checkpoint later. Raises like ``stream_target``.
     """
     given = {name.lower(): _as_spark_passes(value) for name, value in options.items() if value is not None}
     values, sinks_own = _parsed(_OWNER, given)
@@ -115,7 +115,7 @@ def _as_spark_passes(value: Any) -> str:
 
 
 def _parsed(owner: str, options: Mapping[str, str], needed: str = "") -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of our options, of which ``needed`` is needed too, and the sink's own options."""
+    """Return the values of twopc's options, and the sink's options. ``needed`` names one more required option."""
     for name in ("delete_where", "latest_by"):
         if name in options:
             raise ConfigurationError(

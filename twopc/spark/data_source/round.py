@@ -1,8 +1,8 @@
 """A round whose steps run in different processes, as Spark's data sources require.
 
 ``Rounds.open`` runs before the tasks, ``PhaseOne.write`` in each task, and ``Rounds.finish`` or ``Rounds.recover``
-after them. Nothing stays in memory in between, so each step creates its own coordinator. The incarnation connects them:
-each round opens one before its tasks begin, and ``finish`` continues with it or learns that it is fenced.
+after them. The processes share no memory, so each step creates its own coordinator. The incarnation connects them:
+``open`` opens it, and ``finish`` continues it or finds that it is fenced.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from twopc.transactional_ids import Round
 logger = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 1.0
-"""The longest wait for the disk at the end of the calls: Spark may end the process right after it."""
+"""How long the end of a call waits until events are on disk: Spark may end the process right afterwards."""
 
 SINK = "sink"
-"""The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change between the two."""
+"""The sink's name in the log, the same as in ``foreach_batch`` with one sink, so a query can change between the two."""
 
 
 def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """Return the sink of a data source, which can't bring the records of a key together. Raises ConfigurationError:
-    like ``create_sink``; or the sink needs one record per key."""
+    """Return the sink of a data source. Raises ConfigurationError: as ``create_sink`` does; or the sink needs one
+    record per key, and a data source can't bring the records of a key together."""
     sink = create_sink(backend, options)
     if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
         raise ConfigurationError(
@@ -69,17 +69,17 @@ def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[A
 class Incarnation:
     """An incarnation that was opened before the tasks."""
 
-    start: str  # identifies the start of the query that opened it, by which failures count once
-    log_id: str  # the log's id, which distinguishes it from a log that took its place
+    start: str  # identifies the query's start that opened it, so that its failures count once
+    log_id: str  # the log's id, which another log in its place does not have
     number: int  # the incarnation's number in the log
     began_s: float  # the driver's ``time.perf_counter`` before any task began
-    opening: Opening = NO_OPENING  # what opening it took, for the metrics of the batch
+    opening: Opening = NO_OPENING  # how long opening took, for the batch's metrics
 
 
 @dataclass(frozen=True)
 class TaskVote(WriterCommitMessage):
-    """The message of a task. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every
-    batch has, returns ``reads``."""
+    """A task's message to the driver. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which
+    every batch has, returns ``reads``."""
 
     incarnation: Incarnation
     vote: Vote
@@ -88,7 +88,7 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """The round as its tasks get it from the planner."""
+    """The round as the planner sends it to its tasks."""
 
     sinks: PickledSinks  # the pickled sinks, by name
     incarnation: Incarnation  # the round's incarnation
@@ -102,12 +102,13 @@ class PhaseOne:
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
 
-        A decided batch is evaluated and not written: Spark's state store and watermark advance only when it is
-        evaluated, and after a crash they must be where they would be without one.
+        A decided batch is evaluated but not written: Spark's state store and watermark advance only when it is
+        evaluated, and a crash must not hold them back.
 
         Raises:
-            LogMismatch: this is not the planned batch, so what it reads was not compared.
-            RepeatedFailure: the task failed at each start, which no process on the driver learns.
+            LogMismatch: this is not the planned batch, so its input was not compared with the log.
+            RepeatedFailure: the task failed at every start. It is counted here, as no process on the driver gets the
+                task's error.
         """
         context = TaskContext.get()
         assert context is not None
@@ -125,7 +126,7 @@ class PhaseOne:
         round = Round(self.incarnation.number, batch_id)
         sinks = self.sinks.load()
         with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
-            for batch in batches:  # what ends these early, such as a stop, is no failure of the sink
+            for batch in batches:  # an error of the iterator, such as a stop, is not a failure of the sink
                 with self._failures_counted():
                     participant.write(SINK, batch)
             with self._failures_counted():
@@ -145,7 +146,7 @@ class PhaseOne:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator."""
+    """The rounds of a query or of batch writes, with everything that a process needs to create a coordinator."""
 
     backend: str  # the sink's entry-point name
     options: Mapping[str, str] = field(repr=False)  # the sink's options, which may hold credentials
@@ -154,15 +155,15 @@ class Rounds:
     replay_copies: str | None  # the URL of the folder of replay copies, or None
     first_batch_id: int  # see ``Coordinator``
     checkpoint: str | None = None  # the URL of the query's checkpoint folder, or None for batch writes
-    flow: Flow | None = None  # the flow that the query runs, if it is one of a pipeline
+    flow: Flow | None = None  # the pipeline's flow that the query runs, if any
     start_timeout_s: float = START_TIMEOUT_S  # see ``Coordinator``
     events: str | None = None  # the path of the file for events, or None
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
 
-        The batch is the newest in the query's checkpoint, where Spark has just written what it reads. In a batch write
-        it is ``batch_id``, or the next batch of the log.
+        The batch is the newest one in the query's checkpoint: Spark has just recorded its input there. A batch write
+        has ``batch_id``, or else the next batch of the log.
 
         Raises:
             LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
@@ -202,7 +203,7 @@ class Rounds:
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
         """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
 
-        ``schema`` is the one with which ``open`` was called, for observers.
+        ``schema`` is the one that ``open`` was called with, for observers.
         """
         with spool(self.events), contextlib.ExitStack() as leaves:
             with self._failure_reported(batch_id):
@@ -221,15 +222,15 @@ class Rounds:
         spare_garbage_collection()
 
     def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
-        """Roll back a round that failed, or finish one that was decided before it failed.
+        """Roll back a failed round, or finish it if it was decided before it failed.
 
-        A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new
-        incarnation first establishes whether it did. If no message has the incarnation, recovery is left to the next
-        start: opening an incarnation here could fence a newer driver.
+        A decision without an answer may still land in the log, so nothing is aborted in its incarnation: a new
+        incarnation first finds out whether it did. If no message has the incarnation, recovery is left to the next
+        start, since opening one here could fence a newer driver.
         """
         with spool(self.events):
             opened = next((message.incarnation for message in messages if message is not None), opened)
-            if None in messages:  # else 'finish' has reported why the batch failed
+            if None in messages:  # otherwise 'finish' has reported why the batch failed
                 failed = RoundAborted(
                     f"a task of batch {batch_id} failed, or the query was stopped while it ran.", batch_id=batch_id
                 )
@@ -241,7 +242,7 @@ class Rounds:
                 on_store(store, resume_log(store.url, opened.log_id, opened.number))  # a newer driver may have the log
                 with self._coordinator(sink_alone(self.backend, self.options), opened.start) as coordinator:
                     coordinator.recover()
-            except Exception as error:  # noqa: BLE001  # Spark would report this one instead of why the round failed
+            except Exception as error:  # noqa: BLE001  # Spark would report this error instead of the round's
                 logger.warning("cleanup after the failed batch is left to the next start: %s", error)
 
     @contextlib.contextmanager
@@ -253,7 +254,7 @@ class Rounds:
             raise
 
     def _failed(self, batch_id: int | None, error: Exception, phases_ms: dict[str, float]) -> None:
-        """Report a run of a batch that has failed outside of ``Coordinator.run``."""
+        """Report to observers that a batch failed outside of ``Coordinator.run``."""
         if batch_id is not None:
             notify(BatchFailed(batch_id, error, phases_ms, self.owner))
 
@@ -266,19 +267,20 @@ class Rounds:
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
         )
-        coordinator._turns.start = start  # noqa: SLF001  # not for users
+        coordinator._turns.start = start  # noqa: SLF001  # not part of the public API
         return coordinator
 
 
 def _counted(
     log: str, error: Exception, batch_id: int, opened: Incarnation | None, entry_id: str | None = None
 ) -> Exception:
-    """Return what an error means that comes again at each start (``repetition.counted``).
+    """Count a failure, and return the error to raise: ``RepeatedFailure`` if it recurs at every start
+    (``repetition.counted``).
 
-    A fenced driver does not count. Each start opens an entry, whose id a task has. Without it, only a failure counts
-    that no task of the start has counted, such as the loss of a process. Spark ends the query with its own error then,
-    so it is logged what that means. If no task is left that knows what was ``opened``, it counts while the batch is
-    undecided: a newer driver's decision clears it.
+    Failures of a fenced driver do not count. A task passes ``entry_id``, the id of the entry that its start opened. The
+    driver has none, and counts only failures that no task of this start has counted, such as the loss of a process.
+    Spark then ends the query with its own error, so the meaning is logged. If ``opened`` is unknown because every task
+    is lost, the failure counts while the batch is undecided. A newer driver's decision clears it.
     """
     try:
         store = open_store(log)
@@ -296,7 +298,7 @@ def _counted(
             return error
         start = tail.entry_id if opened is None else opened.start
         meant = on_store(store, repetition.counted(tail, error, batch_id, start))
-    except Exception as unread:  # noqa: BLE001  # the first error is raised
+    except Exception as unread:  # noqa: BLE001  # the caller raises the original error
         logger.warning("a failure could not be counted: %s", unread)
         return error
     if entry_id is None and meant is not error:
@@ -306,8 +308,8 @@ def _counted(
 
 @contextlib.contextmanager
 def spool(path: str | None) -> Iterator[None]:
-    """Append the events of the calls inside to the file at ``path``, if there is one. The process is Spark's, and goes
-    on to serve other queries."""
+    """Append the events of the calls inside to the file at ``path``, if given. The observer is removed afterwards, as
+    Spark reuses the process for other queries."""
     if path is None:
         yield
         return
@@ -322,5 +324,5 @@ def spool(path: str | None) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=100)
 def _observer(path: str) -> JsonLinesObserver:
-    """Return one observer per file, as each logs once that it can't write."""
+    """Return the observer of a file. One per file, so that a failure to write is logged once."""
     return JsonLinesObserver(path)

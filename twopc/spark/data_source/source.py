@@ -1,20 +1,19 @@
 """``format("twopc")``: a sink as a Spark data source, for streaming queries and for batch writes.
 
-Where Spark runs what, measured on 4.2.0 with streaming queries and batch writes:
+Which process runs which call, measured on Spark 4.2.0 with streaming queries and batch writes:
 
-- Before the tasks of *each* micro-batch, and of each batch write, a planner process on the driver creates the data
-  source from its options and calls ``streamWriter`` or ``writer``. The writer is pickled into the tasks. None of this
-  runs at ``start()``. The batch's number is not known there.
+- Before the tasks of *each* micro-batch or batch write, a planner process on the driver creates the data source from
+  its options and calls ``streamWriter`` or ``writer``. The writer is pickled into the tasks. None of this runs at
+  ``start()``. The planner does not know the batch's number.
 - ``write`` runs once per task attempt. ``TaskContext`` has the query's id and the batch's number.
 - ``commit`` and ``abort`` run in another process on the driver. In a batch write they are called on the planner's
-  writer. In a streaming query they are *not*: a data source that was created from the options at the query's first
-  commit is unpickled there, and its ``streamWriter`` is called again. So whatever was learned before the tasks travels
-  with their messages.
+  writer. In a streaming query, Spark unpickles a data source there that it created at the query's first commit, and
+  calls ``streamWriter`` again. So state from before the tasks travels with their messages.
 - ``commit`` is called once, after a batch in which every task succeeded. If it raises, or its process dies, ``abort``
-  is called with the same messages. The message of a task that failed is None, and all may be. A batch that failed is
-  not repeated before the query is started again. Then all of this is called anew for the same batch, also for one whose
-  ``commit`` returned and which Spark had not recorded yet.
-- These processes are reused, for other queries of the driver too.
+  is called with the same messages. The message of a failed task is None, and all may be None. A failed batch is not
+  repeated until the query is started again. Then all of these calls are made again for the same batch, even if its
+  ``commit`` had returned but Spark had not yet recorded that.
+- The processes are reused, also by other queries of the driver.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 _ROWS_PER_BATCH = 10_000
-"""As many rows as Spark puts into a record batch (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+"""Rows per record batch: Spark's default (spark.sql.execution.arrow.maxRecordsPerBatch)."""
 
 
 class TwoPhaseCommitDataSource(DataSource):
     """The data source ``twopc``. Register it once per session: ``spark.dataSource.register(TwoPhaseCommitDataSource)``.
 
     Options: ``sink``, the backend's entry-point name; ``log``, by default in the checkpoint folder; ``replay_copies``;
-    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others are the sink's own. See
+    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others belong to the sink. See
     ``docs/other-ways.md``.
     """
 
@@ -58,7 +57,7 @@ class TwoPhaseCommitDataSource(DataSource):
         self._is_before_tasks = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A data source is pickled only on its way to commit or abort. There, a new incarnation would fence the round.
+        # Spark pickles a data source only for commit or abort. Opening an incarnation there would fence the round.
         self.__dict__.update(state)
         self._is_before_tasks = False
 
@@ -82,12 +81,12 @@ class TwoPhaseCommitDataSource(DataSource):
         return BatchWriter(rounds, rounds.open(arrow_schema(schema), batch_id), schema)
 
 
-# Spark 4.1 and later pass Arrow batches to writers with this base class.
+# Spark 4.1 and later pass Arrow batches to writers of this class.
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
-class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by version
-    """Writes the micro-batches of a query. ``phase_one`` is None in a writer that is for commit or abort."""
+class StreamWriter(_StreamWriter):  # type: ignore[misc]  # the base class depends on the version
+    """Writes the micro-batches of a query. ``phase_one`` is None in a writer that only commits or aborts."""
 
     def __init__(self, rounds: Rounds, phase_one: PhaseOne | None, schema: StructType) -> None:
         self._rounds = rounds
@@ -115,7 +114,7 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by vers
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one batch write."""
+    """The writer of one batch write."""
 
     def __init__(self, rounds: Rounds, phase_one: PhaseOne, schema: StructType) -> None:
         self._rounds = rounds
@@ -133,7 +132,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def to_record_batches(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Convert rows to record batches, and hold one record batch at a time."""
+    """Convert rows to record batches, holding one record batch at a time."""
     rest = iter(rows)
     while some := list(islice(rest, _ROWS_PER_BATCH)):
         yield from LocalDataToArrowConversion.convert(some, schema, use_large_var_types=False).to_batches()

@@ -1,15 +1,15 @@
 """Files in Azure Blob Storage: a pending file consists of uncommitted blocks of its target.
 
-Blocks are durable when their upload returns. A commit puts the list of blocks: one atomic request without a copy.
-Before it, no reader sees the blob. Any process can put the list, as Azure itself lists the blocks.
+Blocks are durable when their upload returns. A commit puts the block list, in one atomic request without a copy. Before
+that, no reader sees the blob. Any process can put the list, as Azure itself lists the blocks.
 
 Azure has no request that removes uncommitted blocks, and lists them only among all blobs of a folder. So each pending
 file has an empty *marker* ``<path>/_twopc/.<transaction id>-<n>.staged``, from before its first block until after its
 commit. Recovery lists the markers. A file without a marker is rolled back. Azure removes its blocks a week after the
 last one was uploaded ("Understanding block blobs" in Azure's REST reference).
 
-An abort removes the marker and can't remove the blocks. So a commit looks at the marker again right before it puts the
-list; a process that is paused between these two requests publishes what was aborted meanwhile.
+An abort removes the marker, but can't remove the blocks. So a commit looks at the marker again right before it puts the
+list. A process that is paused between these two requests publishes a file that was aborted in between.
 
 The client is adlfs, so fsspec's options and credentials work as everywhere else.
 """
@@ -31,7 +31,7 @@ from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import FileOfParts, MarkingStore, Sight
 
 MARK = "twopc_transaction"
-"""The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
+"""The key of the blob's metadata with the exact transactional id. Azure does not allow hyphens in such keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Azure(MarkingStore):
         storage_options: the arguments of adlfs, including credentials.
     """
 
-    url: str = field()  # and not the property
+    url: str = field()  # replaces the property
     storage_options: Mapping[str, Any] = field(repr=False)
 
     def located(self) -> tuple[Any, str]:
@@ -71,9 +71,9 @@ class Azure(MarkingStore):
     def publish(self, file: FileHandle, seen: Sight) -> None:
         blocks = [BlobBlock(part["id"]) for part in seen.parts]
         mark = {MARK: file.transaction_id}
-        # Another process may have been quicker, or this one, if its client has repeated a request whose reply was lost.
+        # Another process may have been faster, or this one's client may have repeated a request whose reply was lost.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
-            self.call(_marker(file), "get_blob_properties")  # again, as an abort leaves the blocks
+            self.call(_marker(file), "get_blob_properties")  # checked again, as an abort leaves the blocks
             self.call(
                 file.target, "commit_block_list", blocks, metadata=mark, match_condition=MatchConditions.IfMissing
             )
@@ -92,11 +92,11 @@ class Azure(MarkingStore):
         return [path.rpartition("/")[2] for path in paths]
 
     def call(self, below: str, method: str, *arguments: object, **keywords: object) -> Any:
-        """Call a method of Azure's client of the blob that is at ``below`` in this folder.
+        """Call a method of Azure's client for the blob ``below`` this folder.
 
         Raises:
             FileNotFoundError: there is no such blob, or a block is gone.
-            FileExistsError: the blob exists, and must not.
+            FileExistsError: the blob already exists.
             OSError: any other error; its errno is the one that ``outcomes.py`` expects.
         """
         fs, folder = self.located()
@@ -121,7 +121,7 @@ class Azure(MarkingStore):
 class AzureFile(FileOfParts):
     """A pending file as uncommitted blocks."""
 
-    most_parts = 50_000  # Azure takes more uncommitted blocks, and then refuses their list
+    most_parts = 50_000  # Azure accepts more uncommitted blocks, but then rejects their list
     _store: Azure
 
     def upload_part(self, number: int, data: bytearray) -> None:
@@ -131,9 +131,10 @@ class AzureFile(FileOfParts):
 
 
 def block_id(file: FileHandle, number: int) -> str:
-    """Return the id of a block. It names the pending file, so that no other writer's block is taken for one of it.
+    """Return the id of a block. It identifies the pending file, so that another writer's block is not taken for its
+    own.
 
-    Azure wants ids of up to 64 bytes, and of one length in a blob.
+    Azure requires ids of up to 64 bytes, all of the same length in a blob.
     """
     return f"{hashlib.sha256(file.pending.encode()).hexdigest()[:40]}-{number:06d}"
 

@@ -1,4 +1,4 @@
-"""The store for a path, chosen by protocol. The table has only stores that are known to publish a file atomically.
+"""Chooses the store for a path by its protocol. The table has only stores that are known to publish a file atomically.
 
 | protocol | store | why |
 | --- | --- | --- |
@@ -9,7 +9,7 @@
 | ``gs``, ``gcs`` | ``Gcs`` | an object appears only when it is complete, and a rewrite never replaces one |
 | ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
 
-Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), caches and archives (the file is written
+Not supported: SFTP and SMB (no fsync, so nothing is durable on return), caches and archives (the file is written
 elsewhere, or later).
 """
 
@@ -84,14 +84,14 @@ def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
             "the option 'storage_options' of the file sink is only for URLs, and 'path' is a local path",
             option="storage_options",
         )
-    # Not resolved: the owner of a symbolic link in the path may change it between two runs.
+    # Not resolved, so that a symbolic link in the path may change between two runs.
     return Local(Path(path_of(LocalFileSystem, path)))
 
 
 def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str, str]:
     bucket, _, folder = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        # Not repeated in the message: it may contain credentials.
+        # The message does not repeat the path, which may contain credentials.
         raise ConfigurationError(
             f"the option 'path' of the file sink must name a bucket: {protocol}://bucket/folder.{advice} Credentials go"
             " into 'storage_options'",

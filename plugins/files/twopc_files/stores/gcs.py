@@ -1,10 +1,10 @@
 """Files in Google Cloud Storage: each pending file is an object, which a commit rewrites under its final name.
 
-The condition of a rewrite lets the store decide that no object is replaced, so a request that arrives late can do no
-harm. A rewrite keeps the metadata, which name the transaction.
+A rewrite has the condition that the target does not exist, which the store checks, so a late request does no harm. It
+keeps the metadata, which name the transaction.
 
-An upload that is held open, as on S3, is no choice: whoever knows the URL of one can write the object, so a commit log
-would hold a secret.
+Uploads are not held open as on S3: anyone who knows an upload's URL can write the object, so the commit log would
+contain a secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twopc_files.stores.remote import RemoteFile
 from twopc_files.stores.store import MARK, Bucket, Sight
 
 _LONGEST_NAME = 1024
-"""How many bytes of UTF-8 the name of an object may have."""
+"""The most bytes that an object's name may have in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,18 @@ class Gcs(Bucket):
         pending = self.found(_pending(file))
         seen = self.sight(file, pending[0] if pending else None)
         if seen.pending_bytes is seen.target_bytes is None:
-            self.require_answer()  # in a bucket that is gone, nothing is found either
+            self.require_answer()  # raises if the bucket is gone
         return seen
 
     def obstacle(self, file: FileHandle) -> str | None:
-        # Other object stores meet the final name when the file is created.
+        # Other object stores get the final name when the file is created.
         length = len(self.key(file.target).encode())
         if length <= _LONGEST_NAME:
             return None
         return f"its name has {length} bytes, and GCS takes {_LONGEST_NAME}. Partition by columns with shorter values."
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
-        with contextlib.suppress(FileExistsError):  # the look below shows whose it is
+        with contextlib.suppress(FileExistsError):  # the check below shows whose object it is
             self._rewrite(_pending(file), file.target)
         self.require_target(file)
 
@@ -115,7 +115,7 @@ class Gcs(Bucket):
             raise OSError(errno.ENODEV, f"there is no bucket {self.bucket!r}") from error
 
     def _call(self, *request: str, **parameters: object) -> dict[str, Any]:
-        """Send a request of the JSON API. Its errors are those of ``twopc.stores.gcs``."""
+        """Send a request of the JSON API. Raises the errors of ``twopc.stores.gcs``."""
         answer: dict[str, Any] = self.located()[0].call(*request, json_out=True, **parameters)
         return answer
 

@@ -49,14 +49,14 @@ class Local(Store):
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
         name = pending_name(transaction_id, number)
         make_folder(self._pending)
-        # x: an exact id is never used twice, so an existing file of this name still belongs to its writer.
+        # x: an exact id is never used twice, so an existing file of this name belongs to another writer.
         file = open(self._pending / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
         return LocalFile(self, FileHandle(transaction_id, name, target), file)
 
     def look(self, file: FileHandle) -> Sight:
         # The pending file first: this order upholds the guarantee of ``Store.look``.
         pending, target = _status(self._pending / file.pending), _status(self.folder / file.target)
-        if pending is None and target is None and not self._pending.is_dir():  # as in an empty mount point
+        if pending is None and target is None and not self._pending.is_dir():  # such as an empty mount point
             raise OSError(
                 errno.ENODEV,
                 f"the folder {self._pending} is not there. Is its disk mounted, was the option 'path' changed?",
@@ -67,7 +67,7 @@ class Local(Store):
     def obstacle(self, file: FileHandle) -> str | None:
         folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)
         for changed in (folder, self._pending):
-            # A rename goes by the effective ids. macOS checks access only for the real ids.
+            # A rename uses the effective ids. macOS can check access only for the real ids.
             effective = os.access in os.supports_effective_ids
             if not os.access(changed, os.W_OK | os.X_OK, effective_ids=effective):
                 return f"this process may not write to {changed}. Grant it that right."
@@ -78,11 +78,12 @@ class Local(Store):
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # a rename needs no more than the names
         [folder, *_] = self._folders(file)
         make_folder(folder)
-        # A hard link and an unlink could never overwrite, but some file systems have no hard links, and Linux refuses
-        # them on another user's file. A rename is safe, as the target's name has an id that is never used twice.
+        # A hard link and an unlink could never overwrite a file, but some file systems have no hard links, and Linux
+        # refuses them for another user's file. A rename is safe, as the target's name has an id that is never used
+        # twice.
         #
         # No look afterwards: when rename(2) returns, the kernel has put this very file under the target's name, and a
-        # look would ask the same kernel. Only a sync adds to that, and ``settle`` makes it.
+        # look would ask the same kernel. Only a sync adds certainty, which ``settle`` does.
         (self._pending / file.pending).rename(self.folder / file.target)
 
     def rehearse(self, file: FileHandle) -> None:
@@ -91,11 +92,11 @@ class Local(Store):
         hidden.unlink()
 
     def settle(self, file: FileHandle) -> None:
-        # Always: an earlier call may have renamed the file, or created a folder for it, and died before its sync.
+        # Always sync: an earlier call may have renamed the file, or created its folder, and died before the sync.
         try:
             for folder in self._folders(file):
                 sync_folder(folder)
-            with contextlib.suppress(FileNotFoundError):  # somebody may have removed the empty folder
+            with contextlib.suppress(FileNotFoundError):  # the empty folder may have been removed
                 sync_folder(self._pending)
         except OSError as error:
             raise NotSynced(error.errno, error.strerror, error.filename) from error
@@ -114,7 +115,7 @@ class Local(Store):
     def sync_pending(self) -> None:
         """Make the name of a pending file survive a power cut."""
         sync_folder(self._pending)
-        # Makes the folder of pending files durable, whose creator may have been killed before its sync.
+        # The process that created the folder of pending files may have been killed before it synced the parent.
         sync_folder(self.folder)
 
     @property
@@ -143,7 +144,7 @@ class LocalFile(PendingFile):
 
     def made_durable(self) -> FileHandle:
         with self._file as file:
-            size_bytes = file.tell()  # this process's own count, with which the file is compared before the decision
+            size_bytes = file.tell()  # this process's count, which is compared with the file before the decision
             file.flush()
             os.fsync(file.fileno())
         self._store.sync_pending()

@@ -1,10 +1,10 @@
-"""Files in a store that fsspec reaches, and in which a rename or a copy makes a file appear atomically.
+"""Files in a store that fsspec supports and in which a rename or a copy makes a file appear atomically.
 
 A pending file is written under ``<path>/_twopc/``. A commit renames it if the store's renames are atomic (HDFS). In
-``memory://``, a rename is a copy and a removal: there a commit makes these two steps itself.
+``memory://``, a rename is a copy and a removal, so a commit makes these two steps itself.
 
-These stores have no fsync, and not all have an exclusive create. A file is as durable as the store makes a closed file,
-and no other process writes a name with this exact transactional id.
+These stores have no fsync, and some have no exclusive create. A file is as durable as any closed file in the store, and
+no other process writes a name with this exact transactional id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 _HADOOP = ", which needs Hadoop's native client: set JAVA_HOME, HADOOP_HOME and CLASSPATH (hadoop classpath --glob)"
 
 _BUFFER_BYTES = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE
-"""The most that a client holds of a file: the block being filled, and the one being uploaded."""
+"""The most bytes of a file that a client holds: the block being filled, and the one being uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Remote(Store):
 
     Attributes:
         url: the folder.
-        storage_options: what fsspec needs for it, including credentials.
+        storage_options: fsspec's options for the URL, including credentials.
         renames: whether to publish by a rename, which must be atomic; otherwise by a copy.
     """
 
-    url: str = field()  # and not the property
+    url: str = field()  # replaces the property
     storage_options: Mapping[str, Any] = field(repr=False)
     renames: bool
 
@@ -87,13 +87,12 @@ class Remote(Store):
             _ask(self._fs.makedirs, target.rsplit("/", 1)[0], exist_ok=True)
             try:
                 _ask(self._fs.mv, pending, target)
-            except FileExistsError as error:  # a repeat finds out whose it is
+            except FileExistsError as error:  # a repeat finds out whose file it is
                 raise OSError(errno.EAGAIN, f"{target} has come to exist") from error
         else:
             _ask(self._fs.cp_file, pending, target)
         self._fs.invalidate_cache()
-        # These stores have no metadata to mark a file with. The target's name identifies its transaction, as it has an
-        # id that is never used twice.
+        # These stores have no metadata to mark a file with, but the target's name has an id that is never used twice.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} has not appeared, though the store accepted the request")
 
@@ -106,7 +105,7 @@ class Remote(Store):
 
     def settle(self, file: FileHandle) -> None:
         if self.renames:
-            # The target that was seen may be of a rename that the NameNode has not synced yet.
+            # The NameNode may not have synced the rename of a target that it already shows.
             folder = self._path(file.target).rpartition("/")[0]
             _ask(folder_at_store(self._fs, folder).sync, file.target)
         else:
@@ -145,12 +144,12 @@ class Remote(Store):
 
     def located(self) -> tuple[Any, str]:
         try:
-            # fsspec keeps one client per thread, each with a session of its own: requests-kerberos keeps the context of
-            # a handshake by host, so two threads can't share it.
+            # fsspec keeps one client per thread, each with its own session. Threads can't share one, as
+            # requests-kerberos keeps the context of a handshake by host.
             return file_system(self.url, **self.storage_options)
         except Exception as error:
-            # Repeating does not help. For a missing library, the first line has its name. Dozens of lines follow with
-            # the paths that were searched.
+            # Repeating does not help. The first line names a missing library; dozens of lines with the searched paths
+            # follow.
             what = str(error).partition("\n")[0].strip()
             needs = _HADOOP if self.url.startswith("hdfs:") else ""
             raise OSError(errno.EIO, f"its client can't be made ({type(error).__name__}: {what}){needs}") from error
@@ -190,13 +189,13 @@ class RemoteFile(PendingFile):
         self._forget()
 
     def _forget(self) -> None:
-        """Have the client drop what is in its buffer. It would write it when it collects the file."""
+        """Mark the file as closed. Otherwise the client would write its buffer when the file is garbage-collected."""
         if isinstance(self._file, AbstractBufferedFile):
             self._file.closed = True
 
 
 def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -> ResultT:
-    """Call the file system, and translate its errors to an OSError whose errno ``outcomes.py`` understands."""
+    """Call the file system, and raise its errors as OSErrors with an errno that ``outcomes.py`` understands."""
     try:
         return call(*arguments, **keywords)
     except Exception as error:

@@ -23,12 +23,13 @@ from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import MARK, Bucket, FileOfParts, Sight
 
 FEWEST_DAYS = 7
-"""A decided batch must outlive the longest outage of its query. A week covers a long weekend."""
+"""The fewest days after which a lifecycle rule may delete incomplete uploads. A decided batch must outlive the longest
+outage of its query, such as a long weekend."""
 
 HIDDEN_S = 10.0
 """How long a file may be invisible before it counts as lost. While a server assembles an object, it may show neither
 upload nor object, or the upload without its parts: versitygw renames the upload first, MinIO removes the metadata of
-its parts. The server continues if the client is gone. The wait delays only a query that is about to stop."""
+its parts. The server continues even if the client is gone. The wait only delays a query that is about to stop."""
 
 ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
 """A large file may be invisible for one more second per this many bytes. Servers copy faster, even on a slow disk."""
@@ -36,9 +37,9 @@ ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 _GRANT = "grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
-"""S3's reply to a HEAD has no body that could name the missing right."""
+"""Advice on a refused HEAD, as S3's reply has no body that could name the missing permission."""
 
-# S3 wants each part's checksums repeated if the bucket or the option s3_additional_kwargs asks for checksums.
+# S3 requires each part's checksums again on completion if the bucket or s3_additional_kwargs requires checksums.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 _OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
 
@@ -62,8 +63,8 @@ class S3(Bucket):
         yield from self._shows_objects()
 
     def _lists_open_uploads(self) -> CheckResult:
-        """Check whether the sweep can find the uploads that killed writers leave. MinIO lists an upload only for its
-        exact key, or, without any key, the uploads in its memory since its start."""
+        """Check whether a sweep can find the uploads of killed writers. MinIO lists an upload only for its exact key.
+        Without a key, it lists only uploads that it has in memory since its start."""
         check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
         folder = self.key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
         key = f"{folder}probe"
@@ -74,7 +75,7 @@ class S3(Bucket):
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
-            return _not_known(check, error)
+            return _unknown_result(check, error)
         if any(found["UploadId"] == upload for found in listed):
             return CheckResult.passed(check)
         return CheckResult.warning(
@@ -110,13 +111,13 @@ class S3(Bucket):
         return CheckResult.passed(check)
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
-        """Whether ``rule`` removes open uploads of this folder, or of a part of it."""
+        """Whether ``rule`` removes open uploads in this folder or in a part of it."""
         prefix, here = rule.get("Filter", rule).get("Prefix", ""), self.key("")
         return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
 
     def _shows_objects(self) -> Iterator[CheckResult]:
-        """Look at one object of the folder, as a commit looks at the object that it has published. Yields nothing for a
-        folder without objects: there S3 answers 404 with or without s3:GetObject."""
+        """Look at one object in the folder, as a commit looks at its published object. Yields nothing for a folder
+        without objects, where S3 answers 404 with or without s3:GetObject."""
         check = f"metadata of an object in {self.url}"
         try:
             for listed in self.call("list_objects_v2", Prefix=self.key(""), MaxKeys=1).get("Contents", ()):
@@ -127,7 +128,7 @@ class S3(Bucket):
                 check, f"refused: {error}. A commit looks at the object that it has published", _GRANT
             )
         except OSError as error:
-            yield _not_known(check, error)
+            yield _unknown_result(check, error)
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -135,8 +136,8 @@ class S3(Bucket):
         return S3File(self, FileHandle(transaction_id, upload, target))
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether the handle has a target and a plausible upload id. The id does not name its owner, but it is used
-        only together with the target's key, which does."""
+        """Whether the handle has a target and a plausible upload id. The id does not identify its owner, but it is used
+        only with the target's key, which does."""
         return bool(file.target) and file.pending.isascii() and file.pending.isprintable()
 
     def where(self, file: FileHandle) -> str:
@@ -163,8 +164,9 @@ class S3(Bucket):
             UploadId=file.pending,
             MultipartUpload={"Parts": list(seen.parts)},
         )
-        # Only the object proves that it was published. S3 sends 200 before it begins. A versitygw 1.8.0 that was killed
-        # during a completion answers every repeat with 200, including the client's own, and never publishes the object.
+        # Only the object itself proves that it was published. S3 sends 200 before it begins. If versitygw 1.8.0 is
+        # killed during a completion, it answers every repeat with 200, also the client's own, and never publishes the
+        # object.
         try:
             self.require_target(file)
         except PermissionError as error:
@@ -175,7 +177,7 @@ class S3(Bucket):
             ) from error
 
     def settle(self, file: FileHandle) -> None:
-        """Do nothing: a completed upload is durable, and leaves no remains."""
+        """Do nothing: a completed upload is durable, and leaves nothing behind."""
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -203,8 +205,8 @@ class S3(Bucket):
         return answer
 
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:
-        """Return the parts of an upload. Pre-commit uploads at least one, so an empty list means that the upload is
-        gone, or that its server is assembling the object."""
+        """Return the parts of an upload. Pre-commit uploads at least one part, so an empty list means that the upload
+        is gone, or that the server is assembling the object."""
         key = {"Key": self.key(file.target), "UploadId": file.pending}
         try:
             return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
@@ -258,10 +260,10 @@ class S3File(FileOfParts):
         return replace(super().made_durable(), parts=digest(self._etags))
 
 
-def _not_known(check: str, error: OSError) -> CheckResult:
+def _unknown_result(check: str, error: OSError) -> CheckResult:
     return CheckResult.warning(check, f"not known: {error}", "repeat the check")
 
 
 def digest(etags: Iterable[str]) -> str:
-    """Return a digest that identifies a list of parts. Its size does not grow with the file."""
+    """Return a digest of a list of parts, whose size does not grow with the file."""
     return hashlib.sha256("\n".join(etags).encode()).hexdigest()

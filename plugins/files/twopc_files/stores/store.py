@@ -15,18 +15,18 @@ from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending
 
 LONGEST_NAME = 255
-"""The bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
+"""The most bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
 
 MARK = "twopc-transaction"
-"""The key of an object's metadata that holds the exact transactional id. A repeated commit recognizes its own object by
-it, however a bucket's encryption changes the object's ETag."""
+"""The key of an object's metadata with the exact transactional id. By it, a repeated commit recognizes its own object,
+whatever the bucket's encryption does to the ETag."""
 
 PART_BYTES = 8 * 1024 * 1024
-"""The size of the parts of a file that is uploaded part by part, of which a task holds one in memory for each file. S3
-requires at least 5 MiB."""
+"""The size of a part. A task holds one part in memory per file that is uploaded in parts. S3 requires at least 5
+MiB."""
 
 NO_FILE = -1
-"""The size to report for something other than a regular file, such as a folder or a link."""
+"""The size that is reported for anything but a regular file, such as a folder or a link."""
 
 
 class PendingFile(io.RawIOBase):
@@ -34,7 +34,7 @@ class PendingFile(io.RawIOBase):
 
     Attributes:
         handle: its entry in a committable; complete after ``close``.
-        buffer_bytes: the most that it holds in memory before the data goes to the store.
+        buffer_bytes: the most bytes that it holds in memory.
     """
 
     handle: FileHandle
@@ -48,31 +48,31 @@ class PendingFile(io.RawIOBase):
         """Return the number of bytes written so far."""
 
     def close(self) -> None:
-        """Make everything that was written durable. Raises OSError if any of it is not."""
+        """Make all written data durable. Raises OSError: some of it is not durable."""
         if not self.closed:
             self.handle = self.made_durable()
             super().close()
 
     @abstractmethod
     def made_durable(self) -> FileHandle:
-        """Make everything durable, for ``close``, and return the complete handle."""
+        """Make all data durable, for ``close``, and return the complete handle."""
 
     @abstractmethod
     def discard(self) -> None:
         """Remove the file, closed or not. Succeeds if it is gone."""
 
     def __del__(self) -> None:
-        """Do nothing. The base class would call ``close``, and a forgotten file must not become durable."""
+        """Do nothing. The base class would call ``close``, but an abandoned file must not become durable."""
 
 
 class FileOfParts(PendingFile):
-    """A pending file that is uploaded part by part. It holds one part in memory, and briefly the one being uploaded.
+    """A pending file that is uploaded in parts. It holds one part in memory, and briefly also the one being uploaded.
 
-    All parts have one size, except for the last, which is smaller: some servers of S3 refuse others, and only when the
-    upload is completed.
+    All parts have the same size, except for the last, which is smaller. Some S3 servers reject other parts, and only
+    when the upload is completed.
 
     Attributes:
-        most_parts: how many parts the store takes for a file.
+        most_parts: the most parts that the store accepts for a file.
     """
 
     most_parts: int
@@ -105,7 +105,7 @@ class FileOfParts(PendingFile):
         return self._size_bytes
 
     def upload_rest(self) -> None:
-        """Upload what is in memory as a part, even if it is empty. Raises OSError if the file has too many."""
+        """Upload the buffer as a part, even if it is empty. Raises OSError: the file has too many parts."""
         if self._parts == self.most_parts:
             most_gib = self.most_parts * PART_BYTES >> 30
             raise OSError(
@@ -129,13 +129,13 @@ class FileOfParts(PendingFile):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a store reports of one file. A size is None if the file certainly does not exist.
+    """A store's report about one file. A size is None if the file certainly does not exist.
 
     Attributes:
         pending_bytes: the size of the pending file.
         target_bytes: the size of the file with the target's name.
-        is_foreign: the file with the target's name is known to be another transaction's or program's.
-        parts: the parts of the pending file, in the form in which the store wants them for publication.
+        is_foreign: whether the file with the target's name is known to belong to another transaction or program.
+        parts: the parts of the pending file, in the form that the store requires for publication.
     """
 
     pending_bytes: int | None
@@ -149,8 +149,8 @@ class Store(Protocol):
     credentials.
 
     A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError. Its
-    ``errno`` has the same meaning for all stores, which is defined in ``outcomes.py``. What this class implements is
-    right for an object store whose pending files have names.
+    ``errno`` has the same meaning for all stores, which ``outcomes.py`` defines. The methods implemented here suit an
+    object store whose pending files have names.
     """
 
     @property
@@ -161,33 +161,33 @@ class Store(Protocol):
     """How many requests to send to the store in parallel."""
 
     longest_name: ClassVar[int | None] = None
-    """How many bytes the name of a folder may have; None if only a whole key has a limit."""
+    """The most bytes of a folder's name; None if only whole keys have a limit."""
 
     def located(self) -> tuple[Any, str]:
-        """Return fsspec's file system, and the folder of committed files as one of its paths."""
+        """Return the fsspec file system, and the folder of committed files as a path in it."""
 
     def require_answer(self) -> None:
         """Make sure that the store exists and answers. Changes nothing."""
         self.pending()
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Return a context for a trial. Afterwards, folders that were missing before are removed if they are empty."""
+        """Return a context for a trial, which at its end removes new folders that are empty."""
         return contextlib.nullcontext()
 
     def check(self) -> Iterable[CheckResult]:
-        """Make the checks that are specific to this kind of store."""
+        """Run the checks that are specific to this kind of store."""
         return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> PendingFile:
-        """Create the empty pending file with number ``number`` of its transaction, to be published as ``target``."""
+        """Create empty pending file ``number`` of its transaction, to be published as ``target``."""
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether ``file.pending`` can belong to this store and this transaction. A wrong one would commit or remove
-        the file of another transaction."""
+        """Whether ``file.pending`` can belong to this store and this transaction. With a wrong one, the file of another
+        transaction would be committed or removed."""
         return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
-        """Return the places of the pending file and of the target, as text for messages."""
+        """Return the places of the pending file and the target as text, for messages."""
         return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
@@ -198,13 +198,13 @@ class Store(Protocol):
         """
 
     def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002
-        """Return for how many seconds the store may show neither the target nor the whole pending file while it
-        publishes the file."""
+        """Return how many seconds the store may show neither the target nor the whole pending file while it publishes
+        the file."""
         return 0.0  # a rename or a rewrite is atomic
 
     def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002
-        """Return what else would keep this process from publishing the file, and what to do about it; or None."""
-        return None  # most stores check rights when they are used
+        """Return any other reason why this process can't publish the file, and what to do about it; or None."""
+        return None  # most stores check permissions only when they are used
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
         """Turn the pending file into the target, atomically for every reader. Called only after ``look`` has seen the
@@ -215,26 +215,26 @@ class Store(Protocol):
         """
 
     def settle(self, file: FileHandle) -> None:
-        """Make a publication durable and remove its remains, even if another process published the file. Raises
-        ``NotSynced`` if a disk did not sync."""
+        """Make a publication durable and remove the pending file, even if another process published the target. Raises
+        NotSynced: a disk did not sync."""
         self.discard(file)
 
     def rehearse(self, file: FileHandle) -> None:  # noqa: ARG002
-        """Do as ``publish`` does, under a hidden name that is removed again. Only if publishing needs a right or a
-        place that writing does not need."""
+        """Publish under a hidden name, and remove that again. Only for stores in which publishing needs a permission or
+        a place that writing does not need."""
         return
 
     def discard(self, file: FileHandle) -> None:
         """Remove the pending file, never a target. Succeeds if it is gone."""
 
     def pending(self) -> Iterable[FileHandle]:
-        """List every pending file, of any sink. Without targets: the name of a pending file lacks its target's folder
-        and format."""
+        """List the pending files of all sinks, without targets: the name of a pending file has neither its target's
+        folder nor its format."""
         return [FileHandle(owner, name, "") for name in self.pending_names() if (owner := owner_of_pending(name))]
 
     def pending_names(self) -> Iterable[str]:
         """List the names in the folder of pending files, for ``pending``."""
-        return ()  # of a store without such a folder
+        return ()  # for stores without such a folder
 
 
 class MarkingStore(Store):
@@ -242,18 +242,18 @@ class MarkingStore(Store):
 
     @abstractmethod
     def found(self, below: str) -> tuple[int, str | None] | None:
-        """Return the size of an object in this folder, and the transactional id in its metadata, if any. None if there
-        is certainly no such object."""
+        """Return the size of an object in this folder, and the transactional id in its metadata, if any. None if the
+        object certainly does not exist."""
 
     def sight(self, file: FileHandle, pending_bytes: int | None, parts: tuple[Mapping[str, Any], ...] = ()) -> Sight:
-        """Look at the target, and return what was seen. The pending file must have been looked at before: this order
+        """Look at the target, and return the report. The caller must have looked at the pending file before: this order
         upholds the guarantee of ``look``."""
         target = self.found(file.target)
         size_bytes, owner = target or (None, file.transaction_id)
         return Sight(pending_bytes, size_bytes, owner != file.transaction_id, parts)
 
     def require_target(self, file: FileHandle) -> None:
-        """Raise OSError unless the target is the transaction's own, whole object."""
+        """Raise OSError unless the target is this transaction's whole object."""
         if self.found(file.target) != (file.size_bytes, file.transaction_id):
             raise OSError(
                 errno.EAGAIN,
@@ -266,7 +266,7 @@ class Bucket(MarkingStore):
     """A folder of a bucket.
 
     Attributes:
-        protocol: of the URL.
+        protocol: the URL's protocol.
         bucket: the bucket's name.
         folder: the name of the folder, without leading or trailing slash; "" for the bucket itself.
         storage_options: the client's arguments, including credentials.
@@ -283,5 +283,5 @@ class Bucket(MarkingStore):
         return f"{self.protocol}://{self.bucket}/{self.folder}".rstrip("/")
 
     def key(self, below: str) -> str:
-        """Return the name of an object in this folder, as the bucket has it."""
+        """Return the key of an object in this folder."""
         return f"{self.folder}/{below}".lstrip("/")
