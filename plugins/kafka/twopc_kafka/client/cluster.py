@@ -127,13 +127,13 @@ def _rules(settings: Mapping[str, str]) -> TopicRules:
 
 
 class Lookups:
-    """The topics that one transaction writes to, looked up.
+    """Looks up the topics that one transaction writes to.
 
-    Brokers learn of a new topic with a delay, so the first one that does not exist is waited for. This wait serves the
-    others, too, which had as long to appear. A wait for each of them could hold up a task for hours.
+    Brokers learn of a new topic with a delay, so the lookup of the first missing topic waits. Other missing topics have
+    had the same time to appear, so their lookups do not wait: that could hold up a task for hours.
 
     Args:
-        cluster: where the topics are.
+        cluster: the cluster that has the topics.
         unknown_ms, timeout_ms: see ``Cluster.find``.
     """
 
@@ -197,7 +197,7 @@ class Cluster:
             ) from error
 
     def _raise_refusal(self, error: Exception) -> None:
-        """Raise the matching error of this project if kafka-python's error would recur on every attempt."""
+        """Raise this project's error if kafka-python's error would recur on every attempt."""
         if (refusal := lasting(error)) is not None:
             by_login = kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError
             self._control.is_refused |= isinstance(error, by_login)
@@ -361,7 +361,7 @@ class Cluster:
 
     async def rules(self, topic: str, timeout_ms: int) -> TopicRules:
         """Return what a topic accepts, as far as the brokers let this principal know. A topic that does not exist has
-        no rules; who writes to it finds out.
+        no rules: the write reports it.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.
@@ -388,7 +388,7 @@ class Cluster:
             return await asked
         except (kafka.errors.KafkaError, OSError) as error:
             self._raise_refusal(error)
-            if isinstance(error, kafka.errors.NodeNotReadyError):  # all known ones failed lately: they may have moved
+            if isinstance(error, kafka.errors.NodeNotReadyError):  # all known brokers failed lately, maybe moved
                 self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
             raise NotSent(f"no broker answered: {type(error).__name__}: {error}") from error
 
@@ -451,7 +451,7 @@ class Cluster:
         return _NONE, OpenTransaction(transactional_id, producer, level >= requests.IMPLICIT_PARTITIONS)
 
     async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
-        """Return an error code, 0 for none, and the last transaction of an id, None if its coordinator knows of none.
+        """Return an error code (0 for none) and the last transaction of an id (None if its coordinator knows of none).
 
         Raises:
             NotCommitted: the last transaction was not committed. The response may be stale, from a former coordinator.

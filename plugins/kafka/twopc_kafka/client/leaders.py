@@ -1,4 +1,4 @@
-"""Ask the leaders of partitions for their open transactions, which coordinators may not know.
+"""Questions to the leaders of partitions about open transactions, some of which coordinators no longer know.
 
 A transaction hangs (KIP-664) if its coordinator has ended it but a partition has no marker of that end: see
 ``twopc_kafka.hanging``.
@@ -34,8 +34,8 @@ TopicPartition: TypeAlias = "tuple[str, int]"
 ReportT = TypeVar("ReportT")
 
 METADATA_MAX_AGE_S = 1.0
-"""How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
-batch's metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
+"""How long metadata about leaders is reused. The sweep right after a completed batch can then reuse that batch's
+metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
@@ -112,9 +112,9 @@ class Leaders:
 
     @blocking
     async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
-        committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
-        or DESCRIBE, are left out."""
+        """Return partition → last stable offset, for those of ``partitions`` and of ``topic`` in which an open
+        transaction holds back committed readers. Partitions that can't be asked, or that this principal may not READ or
+        DESCRIBE, are left out."""
         return await self._behind(*_led_and_away(await self._led_by(partitions, topic)))
 
     @blocking
@@ -123,17 +123,17 @@ class Leaders:
         return _led_and_away(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
-        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
+        """Return Kafka's id of each topic, by metadata requested at ``since_s`` (of ``time.monotonic``) or later.
 
-        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
-        that this principal may not DESCRIBE, and topics without an id, are left out."""
+        A topic that is deleted and created again gets a new id. The id is empty if there is no such topic. Topics that
+        this principal may not DESCRIBE, and topics without an id, are left out."""
         found = self._kept(topics, since_s)
         if len(found) < len(topics):
             found = self.run(self._look_up, topics, since_s)
         return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
-        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks for what is not known then."""
+        """Start looking up topics, so that ``topic_ids`` rarely has to wait. That looks up the topics still missing."""
         if topics:
             self._control.manager.call_soon(self._look_up, topics, since_s)
 
@@ -248,9 +248,9 @@ class Leaders:
         return {partition: readable[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
     async def _of_most(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
-        """Ask every broker about topics, and return what more than half of the brokers report of each. Topics without
-        such a majority are left out. ``reported`` reads the report from a broker's metadata of a topic, None for no
-        report."""
+        """Ask every broker about topics, and return what more than half of the brokers report about each. Topics
+        without such a majority are left out. ``reported`` extracts the report from a broker's metadata of a topic, None
+        for no report."""
         asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
         counted: dict[str, Counter[ReportT]] = {name: Counter() for name in topics}
         for future in asked:
@@ -367,8 +367,8 @@ def _exists(topic: Any) -> bool:
 
 
 def _id_if_sure(topic: Any) -> str | None:
-    """Return the id of a topic in metadata, empty if there is no such topic. Return None if there is no id, or an error
-    leaves open whether the topic exists."""
+    """Return the id of a topic in metadata, empty if there is no such topic. Return None if the topic has no id, or if
+    an error leaves open whether the topic exists."""
     return topic_id(topic) if topic.error_code in (0, *_UNKNOWN) else None
 
 
@@ -383,7 +383,7 @@ def topic_id(topic: Any) -> str | None:
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:
-    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide one, e.g. of another listener
+    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # other errors hide the leader, e.g. on another listener
     return {
         found.partition_index: Leader(found.leader_id, found.leader_epoch if found.error_code in without else -1)
         for found in topic.partitions
