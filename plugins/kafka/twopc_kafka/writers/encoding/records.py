@@ -32,7 +32,7 @@ Encoded: TypeAlias = Callable[[slice], list[Bytes]]
 """A range of positions in the order → the encoded records there, as consecutive parts."""
 
 LARGE_BYTES = 5_000
-"""The mean size from which each record is copied by itself: that takes 1 us per record, two more copies take longer."""
+"""The mean size from which each record is copied by itself, at 1 us per record. Two more copies would take longer."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
 
 
 def _where(array: pa.Array, order: Integers | None) -> tuple[Bytes, Integers, Integers]:
-    """Return the array's bytes, and where in them each row begins and ends, in this order."""
+    """Return the array's bytes, and where in them each row begins and ends, in the given order."""
     starts = offsets_of(array)[:-1]
     ends = starts + np.maximum(_lengths(array), 0)  # in Arrow, a null may have bytes, which are meaningless
     return (bytes_of(array), starts, ends) if order is None else (bytes_of(array), starts[order], ends[order])
@@ -201,7 +201,7 @@ def binary(column: pa.Array) -> pa.Array:
 
 
 def encoded_headers(column: pa.Array) -> pa.Array:
-    """Encode headers, a list<struct<key, value>> per record, as in a record: their number, then each header."""
+    """Encode each record's headers, a list<struct<key, value>>, as Kafka does: their number, then each header."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(counts)])
     headers = column.flatten()
