@@ -59,11 +59,11 @@ def of_sink(
         yield timeout(options())
         found: list[CheckResult] = []
 
-        def tried() -> None:
+        def run_trial() -> None:
             found.clear()  # the trial may be repeated
             found.extend(trial())
 
-        yield CheckResult.of("trial transaction", tried)
+        yield CheckResult.of("trial transaction", run_trial)
         yield from found
         yield proof(control, options().prefix)
         yield expiration(control)
@@ -250,7 +250,7 @@ def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic:
     Returns:
         How far ahead the broker's clock is, in seconds.
     """
-    return control.run(_added, control, requests.add_partitions(name, producer, {topic: [0]}), name)
+    return control.run(_add_to_transaction, control, requests.add_partitions(name, producer, {topic: [0]}), name)
 
 
 def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> CheckResult:
@@ -276,7 +276,7 @@ def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> Ch
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
     """Commit an offset of a consumer group in a transaction that has just begun, for any topic that this principal may
     read. Returns the same as ``try_to_write``."""
-    ahead_s = control.run(_added, control, requests.add_offsets(name, producer, group), name)
+    ahead_s = control.run(_add_to_transaction, control, requests.add_offsets(name, producer, group), name)
     control.run(_commit_an_offset, control, name, producer, group)
     return ahead_s
 
@@ -290,7 +290,7 @@ async def _commit_an_offset(control: Control, name: str, producer: ProducerIdent
     _raise_any(await control.send(request, await control.coordinator_of(group)), f"consumer group {group!r}")
 
 
-async def _added(control: Control, request: Any, name: str) -> float:
+async def _add_to_transaction(control: Control, request: Any, name: str) -> float:
     [node] = (await control.coordinators_of([name])).values()
     before_s = time.time()
     response = await control.send(request, node)

@@ -39,7 +39,7 @@ def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str]
     Raises:
         SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.
     """
-    check_fixed_columns(schema, "kafka", _NEEDED, _fits, _converted)
+    check_fixed_columns(schema, "kafka", _NEEDED, _fits, _conversion)
     names = schema.names
     if topic is None and "topic" not in names:
         raise SchemaMismatch("the kafka sink needs the option 'topic' or a column 'topic' (string)")
@@ -96,7 +96,7 @@ def _fits(name: str, kind: pa.DataType) -> bool:
             return fields.keys() == {"key", "value"} and is_string(fields["key"]) and is_bytes(fields["value"])
 
 
-def _converted(name: str, kind: pa.DataType) -> str:
+def _conversion(name: str, kind: pa.DataType) -> str:
     """Return a Spark SQL expression that converts a column of this type to one that fits."""
     match name:
         case "value" | "key" if t.is_nested(kind):
@@ -134,16 +134,16 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
     ]
     if present & {"partition", "headers", "timestamp"}:  # a longer tuple costs time per record
         columns += [
-            _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
+            _fill_null(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
             repeat(None),  # callback: none per record
             repeat(None),  # on_delivery, another name for callback
-            _or(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
+            _fill_null(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
     return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' ends
 
 
-def _or(column: pa.Array, default: int) -> list[int]:
+def _fill_null(column: pa.Array, default: int) -> list[int]:
     values: list[int] = pc.fill_null(column, default).to_pylist()
     return values
 

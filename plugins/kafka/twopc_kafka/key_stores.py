@@ -172,14 +172,14 @@ def _pem_text(name: str, given: str) -> str:
 
 
 def _authority(properties: Mapping[str, Any]) -> str:
-    store = _opened(properties, TRUST_STORE, _TRUST_STORE_PASSWORD)
+    store = _open_store(properties, TRUST_STORE, _TRUST_STORE_PASSWORD)
     if not store.trusted:
         raise ConfigurationError(f"{TRUST_STORE!r} of the kafka sink has no trusted certificate", option=TRUST_STORE)
     return "".join(map(ssl.DER_cert_to_PEM_cert, store.trusted))
 
 
 def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
-    store = _opened(properties, KEY_STORE, _KEY_STORE_PASSWORD)
+    store = _open_store(properties, KEY_STORE, _KEY_STORE_PASSWORD)
     aliases = ", ".join(sorted(store.keys))
     if not store.keys:
         raise ConfigurationError(
@@ -205,7 +205,7 @@ def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _opened(properties: Mapping[str, Any], location: str, password: str) -> _Store:
+def _open_store(properties: Mapping[str, Any], location: str, password: str) -> _Store:
     content = Path(str(properties[location])).read_bytes()
     secret = str(properties.get(password, ""))
     with contextlib.suppress(ValueError):
@@ -309,7 +309,7 @@ def _jks(content: bytes, password: str) -> _Store:
             tag, alias, _created = number(">I"), data(">H").decode(), number(">Q")
             if tag == 1:
                 protected = data(">I")
-                keys[alias] = functools.partial(_unprotected, protected), [certificate() for _ in range(number(">I"))]
+                keys[alias] = functools.partial(_decrypt, protected), [certificate() for _ in range(number(">I"))]
             else:
                 trusted.append(certificate())
     except struct.error:
@@ -317,7 +317,7 @@ def _jks(content: bytes, password: str) -> _Store:
     return _Store(keys, trusted)
 
 
-def _unprotected(protected: bytes, password: str) -> bytes:
+def _decrypt(protected: bytes, password: str) -> bytes:
     """Decrypt a key of a JKS store, which is XORed with a chain of SHA-1 digests that starts from a salt."""
     fields, _ = _field(protected)  # an EncryptedPrivateKeyInfo: the algorithm, then the octets
     _, end = _field(fields)

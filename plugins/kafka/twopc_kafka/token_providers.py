@@ -53,7 +53,7 @@ def aws(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:
 
     def fetch() -> Token:
         signer = _imported("aws_msk_iam_sasl_signer", "aws").MSKAuthTokenProvider
-        with _silent("botocore.auth", "botocore.parsers", "botocore.endpoint", "botocore.hooks"):
+        with _suppress_debug("botocore.auth", "botocore.parsers", "botocore.endpoint", "botocore.hooks"):
             if role:
                 token, expires_at_ms = signer.generate_auth_token_from_role_arn(region, role, given["session.name"])
             elif profile:
@@ -145,7 +145,7 @@ _INSTALL = {
 
 
 @contextlib.contextmanager
-def _silent(*loggers: str) -> Iterator[None]:
+def _suppress_debug(*loggers: str) -> Iterator[None]:
     """Suppress these loggers' DEBUG records, which contain credentials and the signatures that make up a token."""
 
     def is_no_detail(record: logging.LogRecord) -> bool:  # a filter per call, because calls of threads may overlap

@@ -70,11 +70,11 @@ def blocks(values: pa.Array) -> Iterator[tuple[memoryview, int]]:
     while first < len(values):
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
-        yield _framed(values.slice(first, last - first)), last - first
+        yield _frame(values.slice(first, last - first)), last - first
         first = last
 
 
-def _framed(values: pa.Array) -> memoryview:
+def _frame(values: pa.Array) -> memoryview:
     """Return events one after the other: type 0, length, value. They are joined by Arrow, without a loop in Python."""
     payloads = values.cast(pa.large_binary())
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)

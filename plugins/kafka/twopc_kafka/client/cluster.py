@@ -291,7 +291,7 @@ class Cluster:
         except (kafka.errors.KafkaError, OSError) as error:
             self._raise_refusal(error)
             if isinstance(error, kafka.errors.UnknownBrokerIdError):  # it was down when the brokers were last listed
-                await self._answered(self._control.metadata())
+                await self._answer_of(self._control.metadata())
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
     async def reach(self, node: int) -> None:
@@ -355,7 +355,7 @@ class Cluster:
         Raises:
             NotSent: no broker answered.
         """
-        [found] = (await self._answered(self._control.metadata([topic]))).topics
+        [found] = (await self._answer_of(self._control.metadata([topic]))).topics
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
         return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
@@ -369,7 +369,7 @@ class Cluster:
 
         async def ask() -> tuple[Meaning, TopicRules]:
             request = requests.configuration(requests.TOPIC, topic, *_RULES)
-            [result] = (await self._answered(self._control.send(request))).results
+            [result] = (await self._answer_of(self._control.send(request))).results
             is_denied = issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError)
             if is_denied or result.error_code == UNKNOWN_TOPIC:
                 return _NONE, TopicRules()
@@ -380,10 +380,10 @@ class Cluster:
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """Return an error code, and the broker that coordinates a transactional id or a consumer group."""
-        [(_, found)] = await self._answered(self._control.find([key], kind))
+        [(_, found)] = await self._answer_of(self._control.find([key], kind))
         return found.error_code, found.node_id
 
-    async def _answered(self, asked: Awaitable[ResultT]) -> ResultT:
+    async def _answer_of(self, asked: Awaitable[ResultT]) -> ResultT:
         try:
             return await asked
         except (kafka.errors.KafkaError, OSError) as error:

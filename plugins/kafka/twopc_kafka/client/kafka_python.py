@@ -141,7 +141,7 @@ class OfProcess(Generic[KeptT]):
     def __init__(self) -> None:
         self._of_parents: list[dict[Hashable, KeptT]] = []
         self._begin()
-        os.register_at_fork(after_in_child=self._begin_anew)
+        os.register_at_fork(after_in_child=self._forget_parent)
 
     def get(self, key: Hashable, make: Callable[[], KeptT]) -> KeptT:
         """Return the connections cached under ``key``. Make new ones if there are none or they are unusable."""
@@ -157,7 +157,7 @@ class OfProcess(Generic[KeptT]):
         self._kept: dict[Hashable, KeptT] = {}
         self._getting = threading.Lock()
 
-    def _begin_anew(self) -> None:
+    def _forget_parent(self) -> None:
         self._of_parents.append(self._kept)  # freeing them would unregister sockets from the parent's epoll
         self._begin()  # replaces the lock too, which a thread of the parent may have held
 
@@ -369,7 +369,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         if not built.is_done:
             self._net.cancel(building)  # also closes its socket
             raise kafka.errors.KafkaConnectionError("the broker did not answer the TLS handshake in time")
-        return _hearing_out(await built)
+        return _deliver_last_bytes(await built)
 
 
 async def _reauthenticate(reauthenticate: Callable[[], Awaitable[None]]) -> None:
@@ -386,7 +386,7 @@ async def _reauthenticate(reauthenticate: Callable[[], Awaitable[None]]) -> None
         raise kafka.errors.KafkaConnectionError(f"the renewed login was refused: {error}") from error
 
 
-def _hearing_out(transport: Any) -> Any:
+def _deliver_last_bytes(transport: Any) -> Any:
     """Make kafka-python deliver data that arrives together with the end of the stream, instead of dropping it. A broker
     that refuses a login responds and closes the connection at once."""
     receive = transport._sock_recv  # noqa: SLF001

@@ -115,12 +115,12 @@ class Leaders:
         """Return partition → last stable offset, for those of ``partitions`` and of ``topic`` in which an open
         transaction holds back committed readers. Partitions that can't be asked, or that this principal may not READ or
         DESCRIBE, are left out."""
-        return await self._behind(*_led_and_away(await self._led_by(partitions, topic)))
+        return await self._behind(*_split_by_leader(await self._led_by(partitions, topic)))
 
     @blocking
     async def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """Return the partitions of ``topic`` that have no leader."""
-        return _led_and_away(await self._led_by({}, topic))[1]
+        return _split_by_leader(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
         """Return Kafka's id of each topic, by metadata requested at ``since_s`` (of ``time.monotonic``) or later.
@@ -145,7 +145,7 @@ class Leaders:
         Raises:
             Retriable: no majority reports the same id.
         """
-        most = await self._of_most(topics, _id_if_sure)
+        most = await self._majority(topics, _certain_id)
         for name in topics:
             if name not in most:
                 raise Retriable(f"the brokers don't agree on the id of topic {name!r}")
@@ -159,7 +159,7 @@ class Leaders:
         Raises:
             Retriable: no majority reports the same.
         """
-        most = await self._of_most([topic], _exists)
+        most = await self._majority([topic], _exists)
         if topic not in most:
             raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
         return most[topic]
@@ -167,7 +167,7 @@ class Leaders:
     @blocking
     async def may_read(self, topic: str) -> bool:
         """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
-        led, away = _led_and_away(await self._led_by({}, topic))
+        led, away = _split_by_leader(await self._led_by({}, topic))
         return bool(await self._ask(led, requests.producers, away)) or away.keys() >= led.keys()
 
     @blocking
@@ -208,7 +208,7 @@ class Leaders:
     # What the requests share. -----------------------------------------------------------------------------------
 
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
-        led, away = _led_and_away(led_by)
+        led, away = _split_by_leader(led_by)
         behind = {partition: led[partition] for partition in await self._behind(led, away)}
         open_ = [
             OpenInPartition(
@@ -247,7 +247,7 @@ class Leaders:
         ]
         return {partition: readable[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
-    async def _of_most(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
+    async def _majority(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
         """Ask every broker about topics, and return what more than half of the brokers report about each. Topics
         without such a majority are left out. ``reported`` extracts the report from a broker's metadata of a topic, None
         for no report."""
@@ -366,7 +366,7 @@ def _exists(topic: Any) -> bool:
     return topic.error_code not in _UNKNOWN
 
 
-def _id_if_sure(topic: Any) -> str | None:
+def _certain_id(topic: Any) -> str | None:
     """Return the id of a topic in metadata, empty if there is no such topic. Return None if the topic has no id, or if
     an error leaves open whether the topic exists."""
     return topic_id(topic) if topic.error_code in (0, *_UNKNOWN) else None
@@ -390,7 +390,7 @@ def _leaders(topic: Any) -> dict[int, Leader]:
     }
 
 
-def _led_and_away(
+def _split_by_leader(
     led_by: Mapping[TopicPartition, Leader],
 ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, Away]]:
     """Return the partitions that have a leader, and those that have none."""

@@ -196,12 +196,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         if not wait([attempt.token], timeout_s).done:
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
         self._under_way = None
-        self._token = self._checked(attempt)
+        self._token = self._check(attempt)
         life_s = self._token.expires_at_s - attempt.began_at_s
         self._renewed_at_s = attempt.began_s + RENEWED_AFTER * life_s
         self._ends_at_s = attempt.began_s + life_s
 
-    def _checked(self, attempt: _Attempt) -> Token:
+    def _check(self, attempt: _Attempt) -> Token:
         match attempt.token.exception():
             case ConfigurationError() | OperatorRequired() | Retriable() as error:
                 raise error

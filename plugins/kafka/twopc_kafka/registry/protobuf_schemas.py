@@ -32,7 +32,7 @@ def _add(files: dict[str, Any], name: str, text: str) -> None:
     for each in found.dependency if found else _BUILT_IN.findall(text):
         _add_built_in(files, each)
     if not found:
-        found = FileDescriptorProto.FromString(_compiled(text, _serialized(files.values())))
+        found = FileDescriptorProto.FromString(_compile(text, _serialized(files.values())))
     found.name = name
     files[name] = found
 
@@ -61,7 +61,7 @@ def _serialized(files: Any) -> bytes:
 
 
 @lru_cache(maxsize=1000)  # Columns are built for each batch, and a compiler process for each would take long.
-def _compiled(text: str, imported: bytes) -> bytes:
+def _compile(text: str, imported: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         own = f"twopc_{hashlib.sha256(text.encode()).hexdigest()}.proto"  # no import has this name
         source, known, compiled = (Path(folder, name) for name in (own, "known", "compiled"))

@@ -155,9 +155,9 @@ class Sending:
     # In the cluster's thread. ----------------------------------------------------------------------------------
 
     def _spawn(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        self._cluster.spawn(self._guarded, step, *args)
+        self._cluster.spawn(self._guard, step, *args)
 
-    async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+    async def _guard(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         """Run a coroutine that no caller awaits. Any exception fails the transaction."""
         try:
             await step(*args)

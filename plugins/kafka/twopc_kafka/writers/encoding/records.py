@@ -116,8 +116,8 @@ class Records:
         headers = (_NO_HEADERS, np.zeros_like(order)) if self.headers is None else (self.headers, order)
         pieces += [(self.value, order), headers]
         if self.content_length.mean() < LARGE_BYTES:
-            return _in_one(interleave(pieces, len(order)))
-        return _each_by_itself(pieces)
+            return _slices_of(interleave(pieces, len(order)))
+        return _pieces_of_each(pieces)
 
 
 _NO_HEADERS = pa.array([b"\0"], pa.binary())
@@ -170,12 +170,12 @@ def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(joined), data])
 
 
-def _in_one(rows: pa.Array) -> Encoded:
+def _slices_of(rows: pa.Array) -> Encoded:
     ends, data = offsets_of(rows), bytes_of(rows)
     return lambda cut: [data[ends[cut.start] : ends[cut.stop]]]
 
 
-def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
+def _pieces_of_each(pieces: Sequence[Piece]) -> Encoded:
     lying = [_where(*piece) for piece in pieces]
 
     def parts(cut: slice) -> list[Bytes]:
