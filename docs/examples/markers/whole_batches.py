@@ -18,7 +18,7 @@ held, markers = defaultdict(list), {}  # batch → its records and marker; batch
 while True:
     for message in consumer.consume(1000, 0.5):
         place, error = (message.topic(), message.partition()), message.error()
-        if not error or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # the end, past control and aborted records
+        if not error or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # the end, past unreadable records
             position[place] = message.offset() + (not error)
         batch = (dict(message.headers() or ()).get("twopc-batch") or b"").decode(errors="replace").replace("/", ".")
         if not error and not Path(folder, batch).exists():  # skip records without header and finished batches

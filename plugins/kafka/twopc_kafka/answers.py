@@ -252,7 +252,7 @@ class RefusedByBrokers(RecordRefused):
     """The brokers refuse records.
 
     Attributes:
-        position: the position of the refused record among those of its transaction. None if the brokers do not name it.
+        position: the position of the refused record in its transaction. None if the brokers do not report it.
     """
 
     def __init__(self, reason: str = "", *, position: int | None = None, **known: Any) -> None:

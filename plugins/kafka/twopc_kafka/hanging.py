@@ -30,7 +30,7 @@ LOOK_MAX_AGE_S = 1.0
 """How long a look that found no hanging transaction is reused. The sweep right after a completed batch then skips its
 own look."""
 
-_WHERE = "hanging"  # the key, in the handle of a hanging transaction, of the partition in which it hangs
+_WHERE = "hanging"  # the key in a hanging transaction's handle; its value is the partition in which it hangs
 
 _BY_KAFKAS_TOOL = "Or abort the transaction in this partition with kafka-transactions.sh."
 _UNLESS_COMMITTED = "Do not abort it with kafka-transactions.sh: its records would be lost."

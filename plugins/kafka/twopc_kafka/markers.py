@@ -66,10 +66,10 @@ def stamped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
 
 
 def handle_of(topic: str, written: Written, records: int) -> dict[str, JsonValue]:
-    """Return what a transaction's handle must have for the marker in ``topic``.
+    """Return the part of a transaction's handle that the marker in ``topic`` is made from.
 
     Raises:
-        RoundAborted: the brokers' reports do not say where all ``records`` were written.
+        RoundAborted: the brokers have not reported where all ``records`` were written.
     """
     reported = sum(count for count, _ in written.values())
     if reported != records or UNKNOWN_END in (end for _, end in written.values()):

@@ -23,7 +23,7 @@ from twopc_pravega.segments import Appender, Command, Connection, Place, Segment
 
 LONGEST_NAME = 255
 
-_ESCAPES = str.maketrans({"-": "--", "_": "-u"})  # Pravega allows no underscore; no two names may become one
+_ESCAPES = str.maketrans({"-": "--", "_": "-u"})  # Pravega allows no underscores; this keeps names distinct
 
 ResultT = TypeVar("ResultT")
 

@@ -88,7 +88,7 @@ class Control:
     """One set of connections to a cluster, opened when it is first needed. Safe to use from several threads.
 
     Every request may raise:
-        Retriable: no broker answered, or none was able to.
+        Retriable: no broker answered, or none could serve the request.
         ConfigurationError: the brokers are too old.
         OperatorRequired: the brokers refuse the login, or deny a right.
     """
@@ -262,11 +262,11 @@ class Control:
         return Leaders(self)
 
     def list_ongoing(self, scope: str) -> list[str]:
-        """Return the transactional ids of all brokers that start with ``scope`` and have an ongoing transaction."""
+        """Return the transactional ids at all brokers that start with ``scope`` and have an ongoing transaction."""
         return self.run(self._list, scope, ["Ongoing"], [])
 
     def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
-        """Return the transactional ids of all brokers that start with ``scope`` and have one of these producer ids."""
+        """Return the transactional ids at all brokers that start with ``scope`` and have one of these producer ids."""
         return self.run(self._list, scope, [], producer_ids)
 
     @blocking
@@ -470,7 +470,7 @@ class Control:
             }
 
         asked = ask(self.brokers())
-        # A broker that has joined meanwhile may coordinate ids, too. One that has left is not waited for.
+        # A broker that has joined meanwhile may coordinate ids, too. Do not wait for a broker that has left.
         await self.metadata()
         brokers = self.brokers()
         asked |= ask(node for node in brokers if node not in asked)

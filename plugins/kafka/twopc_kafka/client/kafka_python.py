@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 READ_IN = "3.0.12"
-"""The version of kafka-python in which the names below were read."""
+"""The version of kafka-python whose names and behavior this module relies on."""
 
 logger = logging.getLogger(__name__)
 

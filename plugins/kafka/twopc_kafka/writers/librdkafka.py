@@ -102,7 +102,7 @@ class Writer:
         """Create the producer, and begin its transaction if ``delivery`` asks for one.
 
         Raises:
-            ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
+            ConfigurationError: the broker refuses the producer permanently, or this machine can't use its options.
             OperatorRequired: the broker refuses the login.
             RoundAborted: the broker could not be reached, or another producer is using the id.
         """

@@ -89,7 +89,7 @@ class Sending:
         # Shared between the task's thread and the cluster's.
         self._changed = threading.Condition()
         self._held_bytes = 0
-        self._awaited_bytes = -1  # the waiting task goes on when no more are held; -1: no task waits
+        self._awaited_bytes = -1  # the waiting task goes on when at most these are held; -1: no task waits
         self._failure: Exception | None = None
         self.acknowledged = 0
 

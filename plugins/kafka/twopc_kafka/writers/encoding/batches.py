@@ -61,7 +61,7 @@ def in_runs(records: Records, room: int) -> Integers:
 
 
 def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
-    """Split ``part`` into parts that each fit in a batch. A record is never split, so a large one may exceed it."""
+    """Split ``part`` into parts of at most ``room`` bytes each, except that a single large record may exceed it."""
     start = part.start
     while start < part.stop:
         fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
