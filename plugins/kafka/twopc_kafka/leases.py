@@ -178,7 +178,7 @@ class Slot:
 
     def write(self, data: bytes) -> None:
         """Replace the content. Raises OSError."""
-        os.pwrite(self._file.fileno(), data, 0)  # a crash may leave invalid JSON, so another name
+        os.pwrite(self._file.fileno(), data, 0)  # a crash may leave invalid JSON, which costs the name
         os.ftruncate(self._file.fileno(), len(data))
 
     def close(self) -> None:

@@ -467,7 +467,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             raise RoundAborted(f"{error.message}. The batch can be run again.") from error
 
     def _refuse_too_old(self, age_s: float, records: int) -> None:
-        """Raise if Kafka may roll the batch back before its commit completes. Running it again is better then."""
+        """Raise if Kafka may roll the batch back before its commit completes. Running it again is better."""
         timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
         age_ms = age_s * 1000
         left_ms = timeout_ms - age_ms
