@@ -17,7 +17,7 @@ Record: TypeAlias = "Mapping[str, object]"
 
 SOURCE_COLUMNS = ("carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay", "distance")
 CHECKED = ("id", "carrier", "airline", "flight", "origin", "dest", "distance", "made_up_min")
-"""The columns of a result whose contents are compared."""
+"""The columns of a result that are compared."""
 
 
 def airlines() -> dict[str, str]:

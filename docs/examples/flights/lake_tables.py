@@ -54,7 +54,7 @@ def _catalog(folder: str) -> dict[str, str]:
 
 
 class TableWatcher(Watcher):
-    """Reads each version of a table that it finds, while drivers are killed."""
+    """Reads the versions of a table while drivers are killed."""
 
     def __init__(self, folder: str, log: str) -> None:
         super().__init__(log)

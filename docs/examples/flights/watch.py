@@ -102,7 +102,7 @@ class FolderWatcher(Watcher):
             self.check_decided(max(int(name.split("-")[1]) for name in new), len(new))
 
     def read_to_end(self) -> None:
-        """Read every file that is there now."""
+        """Read all files of the folder."""
         self.poll()
         rows = duckdb.connect().execute("SELECT * FROM read_parquet(?)", [f"{self._folder}/**/*.parquet"])
         names = [column[0] for column in rows.description]

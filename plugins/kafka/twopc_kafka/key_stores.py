@@ -274,7 +274,7 @@ def _keys_in(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 _JKS_MAGIC = bytes.fromhex("feedfeed")
-_JKS_SALT = b"Mighty Aphrodite"  # of the checksum: sun.security.provider.JavaKeyStore
+_JKS_SALT = b"Mighty Aphrodite"  # salts the checksum: sun.security.provider.JavaKeyStore
 _SHA1_BYTES = 20
 
 

@@ -72,7 +72,7 @@ _CONTEXTS = (
 
 
 def _milliseconds(most: int) -> Kind:
-    """Milliseconds, which may have a fraction."""
+    """Return the kind of a number of milliseconds, which may have a fraction."""
 
     def read(given: Any) -> float:
         if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", str(given).strip()) or float(given) > most:

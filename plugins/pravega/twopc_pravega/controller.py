@@ -1,6 +1,6 @@
-"""The controller's part of a transaction, by gRPC: begin, ping, commit, abort, and what became of it.
+"""The controller's part of a transaction, over gRPC: begin, ping, commit, abort and state.
 
-Every call has a deadline. Errors are ``grpc.RpcError``; ``outcomes`` has what they mean.
+Every call has a deadline. Errors are ``grpc.RpcError``; ``outcomes`` interprets them.
 """
 
 from __future__ import annotations

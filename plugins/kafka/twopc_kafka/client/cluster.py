@@ -117,7 +117,7 @@ _RULES = (
 
 def _rules(settings: Mapping[str, str]) -> TopicRules:
     policy, max_bytes, timestamps, before_ms, after_ms = (settings.get(name, "") for name in _RULES)
-    is_checked = timestamps != "LogAppendTime"  # which replaces the producer's timestamps
+    is_checked = timestamps != "LogAppendTime"  # LogAppendTime replaces the producer's timestamps
     return TopicRules(
         "compact" in policy,
         int(max_bytes) if max_bytes else None,

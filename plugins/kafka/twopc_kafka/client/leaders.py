@@ -58,8 +58,8 @@ class Away:
     """Why a partition could not be asked.
 
     Attributes:
-        reason: for the operator.
-        leader: the leader by the metadata that was used.
+        reason: the reason, in words for the operator.
+        leader: the partition's leader in the metadata that was used.
     """
 
     reason: str = field(compare=False)
@@ -228,8 +228,8 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, int]:
-        """Return the partitions whose last stable offset is behind the log end offset, i.e. with an open transaction →
-        the last stable offset.
+        """Return partition → last stable offset, for the partitions where that is behind the log end offset, i.e. with
+        an open transaction.
 
         Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
         was open when the last stable offset was read.
@@ -348,7 +348,7 @@ class Leaders:
 
 
 def _may_describe(topic: Any) -> bool:
-    """Return whether this principal may DESCRIBE the topic. Raise any other error, except that it does not exist."""
+    """Return whether this principal may DESCRIBE the topic. Raise any other error, unless the topic does not exist."""
     error = kafka.errors.for_code(topic.error_code)
     if issubclass(error, kafka.errors.AuthorizationError):
         _warn_of_missing_right("DESCRIBE", topic.name)

@@ -82,7 +82,7 @@ class Endpoint:
         return dict(part.split("=", 1) for part in _parts(self._properties))
 
     def fetch(self) -> tuple[str, int]:
-        """Return a token, and how many seconds it lives.
+        """Return a token, and its lifetime in seconds.
 
         Raises:
             Retriable: the endpoint returned no token.

@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class NotSent(Exception):
-    """A request was not sent, or has no effect at the broker: it may be repeated."""
+    """A request was not sent, or had no effect at the broker, so it may be repeated."""
 
 
 class Unanswered(Exception):

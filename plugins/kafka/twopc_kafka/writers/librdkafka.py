@@ -364,7 +364,7 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     exception's frames then keep the producer and its threads for as long as the process lives."""
     if sys.exc_info()[0] is None:
         return call(*arguments)
-    # On this thread if none can be started: a leak is better than no rollback.
+    # If no thread can be started, this one makes the call: a leak is better than no rollback.
     [result] = on_threads(lambda given: call(*given), [arguments], 1, "twopc-kafka-apart")
     return result
 
