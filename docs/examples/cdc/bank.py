@@ -32,7 +32,7 @@ CREATE TABLE transfers (
 """
 """The tables of the source, and of its copy in PostgreSQL."""
 
-# An update sends no large value that it does not change, unless the old row is logged as a whole.
+# Without REPLICA IDENTITY FULL, an update does not send the large values that it leaves unchanged.
 _OF_THE_SOURCE = """
 ALTER TABLE accounts REPLICA IDENTITY FULL;
 ALTER TABLE accounts ALTER COLUMN statement SET STORAGE EXTERNAL;
@@ -66,11 +66,11 @@ WORK = {
     "UPDATE accounts SET id = -id WHERE id = (SELECT some_accounts(1)); UPDATE accounts SET id = -id WHERE id < 0": 5,
     "DELETE FROM accounts WHERE id IN (SELECT some_accounts(9)); ROLLBACK": 5,
 }
-"""A transaction of a writer → how often it comes."""
+"""A writer's transaction → its relative frequency."""
 
 
 class Server(PostgresServer):
-    """A server that listens on a port, as Debezium comes by TCP."""
+    """A server that listens on a port, because Debezium connects by TCP."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -81,7 +81,7 @@ class Server(PostgresServer):
         return make_conninfo(super().conninfo, port=self.port)
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
-        """Return what a query finds."""
+        """Return the rows of a query."""
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             return connection.execute(query.encode(), parameters).fetchall()
 
@@ -94,7 +94,7 @@ class Writers:
         self._at_work: list[Future[None]] = []
 
     def write(self, transactions: int) -> None:
-        """Begin to write so many transactions, beside those that are being written."""
+        """Start writing this many transactions, besides those in progress."""
         for _ in range(self._writers):
             self._at_work.append(self._pool.submit(self._write, transactions // self._writers))
 
@@ -106,18 +106,18 @@ class Writers:
                 time.sleep(0.002)
 
     def end_of_work(self) -> str:
-        """Return the place in the source's log after all that was written, when it is written."""
+        """Wait until all transactions are written. Return the position in the source's log after them."""
         for each in self._at_work:
             each.result()
         [(place,)] = self._source.rows("SELECT pg_current_wal_lsn()::text")
-        # What comes after it: a connector confirms only places of what it has captured.
+        # Write one more entry: a connector confirms only positions up to the last entry that it has captured.
         self._source.rows("SELECT pg_logical_emit_message(true, 'bank', 'end of work')")
         return str(place)
 
 
 @contextmanager
 def writing(source: Server, accounts: int, writers: int) -> Iterator[Writers]:
-    """Create the tables, with some accounts that are older than the capture of changes."""
+    """Create the tables, with some accounts that exist before changes are captured."""
     with psycopg.connect(source.conninfo) as connection:
         connection.execute(f"{CREATE} {_OF_THE_SOURCE} CALL open_accounts({accounts})".encode())
     with ThreadPoolExecutor(2 * writers) as pool:

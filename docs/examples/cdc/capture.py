@@ -1,4 +1,4 @@
-"""Kafka Connect with Debezium's connector for PostgreSQL, in a process of its own."""
+"""Kafka Connect with Debezium's connector for PostgreSQL, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _START_TIMEOUT_S = 120
 
 
 def debezium_jars() -> tuple[Path, ...]:
-    """Return Debezium with Kafka Connect, downloading them (40 MB) the first time."""
+    """Return the jars of Debezium and Kafka Connect. The first call downloads them (40 MB)."""
     needed = (f"io.debezium:{name}:{VERSION}" for name in ("debezium-embedded", "debezium-connector-postgres"))
     return maven_jars(f"debezium-{VERSION}", *needed, "org.slf4j:slf4j-simple:1.7.36")
 
 
 class Capture(ServerProcess):
-    """Captures a server's changes into Kafka. After a kill and a start, some changes come again."""
+    """Captures a server's changes into Kafka. After a kill and a restart, some changes are captured again."""
 
     def __init__(self, servers: str, source: Server, folder: Path) -> None:
         self._source, self._folder, self.log = source, folder, folder / "connect.log"
@@ -40,7 +40,7 @@ class Capture(ServerProcess):
                 "offset.flush.interval.ms": 1000,
                 "plugin.discovery": "service_load",
                 "key.converter": "org.apache.kafka.connect.json.JsonConverter",
-                # With their schema, numbers and times are exact. A null stays null where a column has a default.
+                # JSON with its schema has exact numbers and times. A null stays null even if the column has a default.
                 "value.converter": "org.apache.kafka.connect.json.JsonConverter",
                 "value.converter.replace.null.with.default": "false",
             },
@@ -76,6 +76,6 @@ class Capture(ServerProcess):
         return self._source.rows("SELECT active FROM pg_replication_slots") == [(True,)]
 
     def has_passed(self, place: str) -> bool:
-        """Whether everything before a place in the source's log is in Kafka."""
+        """Return whether everything before a position in the source's log is in Kafka."""
         passed = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
         return self._source.rows(passed, place) == [(True,)]

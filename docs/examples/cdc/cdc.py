@@ -1,7 +1,7 @@
 """PostgreSQL → Debezium → Kafka → Spark → Iceberg, Delta and PostgreSQL, while the driver is killed six times.
 
 ``make demo-cdc`` runs it. Several writers change a bank's accounts and transfers; twopc applies the changes to three
-copies in one decision. Exits with 1 unless every reader finds in every copy exactly the rows of the source.
+copies in one decision. It exits with 1 unless every reader finds exactly the source's rows in every copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ console = Console()
 
 
 def main() -> int:
-    """Run the demonstration; the exit code."""
+    """Run the demonstration. Return the exit code."""
     given = parsed_arguments()
     started = time.monotonic()
     folder = Path(given.folder).resolve()
@@ -47,7 +47,7 @@ def main() -> int:
         task = progress.add_task("fetching Debezium", total=None)
 
         def show(what: str) -> int:
-            """Show what goes on, and how many batches are written. Return how much the drivers have written down."""
+            """Show the current step and how many batches are written. Return the size of the recorded events."""
             events = folder / "events.jsonl"
             text = events.read_text(encoding="utf-8") if events.exists() else ""
             progress.update(task, description=what, completed=text.count('"BatchFinished"'))
@@ -58,7 +58,7 @@ def main() -> int:
         show("starting two PostgreSQL servers")
         source = stack.enter_context(Server())
         mirror = stack.enter_context(PostgresServer(max_prepared_transactions=20))
-        os.environ["PGPASSWORD"] = mirror.password  # everybody may list the arguments of a process
+        os.environ["PGPASSWORD"] = mirror.password  # not an argument: every user may list those
         settings = CdcSettings(
             servers=broker.bootstrap_servers,
             jars=",".join(map(str, spark_kafka_jars("4.2.0"))),
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def moments(settings: CdcSettings, writers: Writers, share: int, chance: random.Random) -> Iterator[Kill]:
-    """When the drivers die. The writers write a share beside each of them."""
+    """Yield the moments at which drivers are killed. The writers write a share of the transactions during each."""
     kills: list[Callable[[], Kill]] = [
         lambda: while_tasks_write(settings),
         *((lambda moment=moment: (moment, None)) for moment in MOMENTS),
@@ -111,7 +111,7 @@ def moments(settings: CdcSettings, writers: Writers, share: int, chance: random.
 
 
 def while_tasks_write(settings: CdcSettings) -> Kill:
-    """A kill when a first task has prepared its rows in PostgreSQL."""
+    """Return a kill when the first task has prepared its rows in PostgreSQL."""
 
     def tasks_write() -> bool:
         with psycopg.connect(settings.mirror) as connection:
@@ -121,7 +121,7 @@ def while_tasks_write(settings: CdcSettings) -> Kill:
 
 
 def wait_until(capture: Capture, place: str) -> None:
-    """Wait until everything before a place in the source's log is in Kafka."""
+    """Wait until everything before a position in the source's log is in Kafka."""
     deadline = time.monotonic() + CAPTURED_WITHIN_S
     while not capture.has_passed(place):
         if not capture.is_running or time.monotonic() > deadline:
@@ -130,7 +130,7 @@ def wait_until(capture: Capture, place: str) -> None:
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="A change stream to three copies, exactly once, through kills.")
     parser.add_argument("--accounts", type=int, default=500, help="accounts at the beginning (default: 500)")
     parser.add_argument("--transactions", type=int, default=2000, help="transactions of the writers (default: 2000)")

@@ -23,7 +23,7 @@ from twopc.spark import Output, debezium, foreach_batch
 
 @dataclass(frozen=True)
 class CdcSettings(Settings):
-    """What a driver is told. ``mirror`` is the connection string of the second PostgreSQL."""
+    """A driver's settings. ``mirror`` is the connection string of the second PostgreSQL."""
 
     mirror: str = ""
 
@@ -32,7 +32,7 @@ class CdcSettings(Settings):
 
 
 def options(copy: str, table: str, settings: CdcSettings) -> dict[str, str]:
-    """The options of a sink."""
+    """Return the options of a sink."""
     of_copy = {
         "iceberg": {
             "table": f"bank.{table}",
@@ -46,13 +46,13 @@ def options(copy: str, table: str, settings: CdcSettings) -> dict[str, str]:
 
 
 def changes(batch: DataFrame, table: str) -> DataFrame:
-    """The changes of one table in a batch of Kafka's records."""
+    """Return the changes of one table in a batch of Kafka records."""
     of_table = batch.where(f"topic = '{TOPICS[table]}'")
     return debezium(of_table, key=["id"], schema=TABLES[table], replace_null_with_default=False)
 
 
 def exactly_once(spark: SparkSession, settings: CdcSettings) -> StreamingQuery:
-    """The query that this is about: two tables, three copies of each, one decision."""
+    """Start the query that is demonstrated: two tables, three copies of each, one decision."""
     outputs = {
         f"{copy}-{table}": Output(
             twopc.create_sink(copy, options(copy, table, settings)),
@@ -79,7 +79,7 @@ def exactly_once(spark: SparkSession, settings: CdcSettings) -> StreamingQuery:
         .load()
     )
     writer = records.writeStream.foreachBatch(apply).option("checkpointLocation", f"{settings.folder}/checkpoint")
-    # A driver that is to be killed waits for changes. The last one ends when it has applied all.
+    # A driver that is to be killed waits for changes. The last one ends when it has applied all changes.
     return (writer if settings.die_at else writer.trigger(availableNow=True)).start()
 
 

@@ -1,4 +1,4 @@
-"""The outcome of the demonstration: what each reader finds in each copy, against the source."""
+"""The outcome of the demonstration: the rows that each reader finds in each copy, compared with the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 
 @dataclass(frozen=True)
 class Difference:
-    """What a reader finds in a copy, against the source. A row that is there twice is an extra one."""
+    """How the rows that a reader finds in a copy differ from the source. A duplicated row counts as extra."""
 
     rows: int
     missing: int
@@ -41,8 +41,8 @@ class CdcReport:
     """Everything that is written to ``report.json``.
 
     Attributes:
-        rows: how many the source has.
-        copies: by table, copy and reader.
+        rows: how many rows the source has.
+        copies: the differences by table, copy and reader.
         killed: when the drivers were killed.
         recovered_commits, recovered_aborts: transactions that a restarted driver had to end.
     """
@@ -69,15 +69,15 @@ class CdcReport:
 
     @property
     def is_exact(self) -> bool:
-        """Every reader finds in every copy exactly the rows of the source."""
+        """Whether every reader finds exactly the source's rows in every copy."""
         return self.rows > 0 and all(each.is_none for each in self.copies.values())
 
     def write(self, path: Path) -> None:
-        """As JSON, for programs."""
+        """Write the report as JSON."""
         path.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
 
     def show(self, console: Console) -> None:
-        """As a table, for people."""
+        """Print the report as a table."""
         table = Table(title="A change stream in three copies, with the driver killed on the way")
         for column in ("copy", "rows", "missing", "extra", "different"):
             table.add_column(column, justify="left" if column == "copy" else "right")

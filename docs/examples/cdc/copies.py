@@ -1,4 +1,4 @@
-"""The copies: how they are created, and what DuckDB, Spark and PostgreSQL read in them."""
+"""The copies: their creation, and the rows that DuckDB, Spark and PostgreSQL read from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def create_copies(settings: CdcSettings) -> None:
-    """Create the tables of all copies, empty."""
+    """Create the tables of all copies, without rows."""
     with psycopg.connect(settings.mirror) as connection:
         connection.execute(CREATE.encode())
     catalog = _catalog(settings)
@@ -41,7 +41,7 @@ def create_copies(settings: CdcSettings) -> None:
 
 
 def read_copies(settings: CdcSettings) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield a table, a copy with its reader, and the rows that are found."""
+    """Yield a table, the copy and its reader, and the rows that the reader finds."""
     places = dict[str, tuple[str, str]]()
     catalog = _catalog(settings)
     for table in TABLES:
@@ -70,7 +70,7 @@ def _rows(table: pa.Table) -> list[Row]:
 
 
 def _read_by_spark(places: dict[str, tuple[str, str]], folder: Path) -> dict[str, pa.Table]:
-    """Read tables in a process with Spark 4.1: Iceberg publishes no runtime for a later one."""
+    """Read tables in a process with Spark 4.1, because Iceberg publishes no runtime for later versions."""
     script, found = Path(__file__).with_name("spark_reader.py"), folder / "by-spark"
     found.mkdir()
     with (folder / "spark-reader.log").open("wb") as log:

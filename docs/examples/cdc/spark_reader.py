@@ -16,7 +16,7 @@ from twopc_kafka_broker.jars import maven_jars
 
 
 def main() -> None:
-    """Write each table into the folder, in Arrow's format."""
+    """Write each table to the folder as an Arrow file."""
     set_java_and_python()
     of_delta = maven_jars("delta-spark-4.1-4.4.0", "io.delta:delta-spark_4.1_2.13:4.4.0")
     jars = [*iceberg_jars(), *(jar for jar in of_delta if jar.name.startswith("delta-"))]

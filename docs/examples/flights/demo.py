@@ -1,8 +1,8 @@
 """Kafka → Spark → Kafka and Parquet, exactly once, while the driver is killed again and again.
 
-``make demo`` runs it: a real broker, 336 776 real flights, a real Structured Streaming query in a process of its own.
-Exits with 1 on any loss, duplicate or early visibility. ``--seed`` repeats the random kills, ``--records`` makes it
-smaller, ``--writer librdkafka`` takes librdkafka instead of the sink's own writer.
+``make demo`` runs it: a real broker, 336 776 real flights, a real Structured Streaming query in a separate process. It
+exits with 1 if any record was lost, duplicated or visible too early. ``--seed`` repeats the random kills, ``--records``
+loads fewer flights, ``--writer librdkafka`` uses librdkafka instead of the sink's own writer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ console = Console()
 
 
 def main() -> int:
-    """Run the demonstration; the exit code."""
+    """Run the demonstration. Return the exit code."""
     arguments = parsed_arguments("Kafka to Kafka and Parquet, exactly once, through kills.", "build/demo")
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses when to kill
     started = time.monotonic()
@@ -91,7 +91,7 @@ def run(settings: Settings, records: int, chance: random.Random, started: float,
 
 
 def moments(settings: Settings, baseline: TopicWatcher, chance: random.Random) -> Iterator[Kill]:
-    """When the drivers die."""
+    """Yield the moments at which drivers are killed."""
     yield while_tasks_write(settings)
     before = baseline.length()
     yield "while Spark's own sink writes", lambda: baseline.length() > before

@@ -1,4 +1,4 @@
-"""Drivers of a demonstration, killed one after the other, and the last one, which runs to the end of the source."""
+"""The drivers of a demonstration: each is killed, except the last, which runs to the end of the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from twopc_kafka_broker import DevelopmentError
 DRIVER_TIMEOUT_S = 300
 
 Kill: TypeAlias = "tuple[str, Callable[[], bool] | None]"
-"""When a driver dies: the moment, and whether it has come. With None, the driver kills itself at that moment."""
+"""The moment at which a driver dies, and a function that returns whether it has come. If None, the driver kills itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Drivers:
     """The drivers of one demonstration.
 
     Attributes:
-        script: what a driver runs: a file of this folder, or a path.
-        show: shows what goes on; returns how many records are visible.
+        script: the script of a driver: a file in this folder, or a path.
+        show: shows the current step, and returns how many records are visible.
     """
 
     script: str
@@ -43,7 +44,7 @@ class Drivers:
     show: Callable[[str], int]
 
     def kill(self, kills: Iterable[Kill], total: int) -> list[str]:
-        """Run a driver for each kill. Return what was killed, for the report. Each kill is drawn when it is due."""
+        """Run a driver for each kill. Return the moments, for the report. Each kill is drawn when it is due."""
         killed = []
         for number, (moment, has_come) in enumerate(kills, 1):
             with self._driver(replace(self.settings, die_at=moment), number) as process:
@@ -63,7 +64,7 @@ class Drivers:
 
     @contextmanager
     def _driver(self, settings: Settings, number: int) -> Iterator[subprocess.Popen[bytes]]:
-        """A driver in a process group of its own, with its JVM and Python workers; all of it is killed at the end."""
+        """Run a driver in a separate process group, with its JVM and Python workers, and kill the group at the end."""
         with self._log(number).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).parent / self.script), json.dumps(asdict(settings))],
@@ -80,11 +81,11 @@ class Drivers:
                 process.wait()
 
     def _log(self, number: int) -> Path:
-        """Where a driver's output goes."""
+        """Return the file for a driver's output."""
         return Path(self.settings.folder) / f"driver-{number}.log"
 
     def _wait_for(self, has_come: Callable[[], bool], process: subprocess.Popen[bytes], what: str, number: int) -> None:
-        """Wait until the moment or until the driver has ended, as long as readers get more records now and then."""
+        """Wait until the moment has come or the driver has ended. Fail if readers get no more records meanwhile."""
         records, since = -1, time.monotonic()
         while not has_come() and process.poll() is None:
             if (now := self.show(what)) > records:
@@ -95,19 +96,19 @@ class Drivers:
 
 
 def while_tasks_write(settings: Settings) -> Kill:
-    """A kill while any transaction of Kafka is open."""
+    """Return a kill while a Kafka transaction is open."""
 
     def tasks_write() -> bool:
         try:
             return bool(control_of({"bootstrap_servers": [settings.servers]}).list_ongoing("twopc."))
         except Retriable:
-            return False  # the first transaction makes the broker create its log of transactions
+            return False  # the broker creates its transaction log for the first transaction
 
     return "while tasks write", tasks_write
 
 
 def at_random(settings: Settings, chance: random.Random) -> Kill:
-    """A kill up to three seconds after the first commit."""
+    """Return a kill up to three seconds after the first commit."""
     folder = Path(settings.folder)
     written, wait_s = len(read_events(folder)), chance.uniform(0, 3)
 
@@ -121,15 +122,15 @@ def at_random(settings: Settings, chance: random.Random) -> Kill:
 
 
 def read_events(folder: Path) -> list[dict[str, object]]:
-    """What the drivers wrote down; a line cut off by a kill is left out."""
+    """Return the events that the drivers recorded. A line that a kill cut off is left out."""
     path = folder / "events.jsonl"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 def recovered(events: list[dict[str, object]], kind: str) -> int:
-    """How many transactions a restarted driver had to end. A recovery also repeats commits of which only the word is
-    missing in the log; those that the driver before had carried out are not counted."""
+    """Return how many transactions restarted drivers had to end. A recovery also repeats commits that the previous
+    driver made but did not record in the log. These are not counted."""
 
     def of(event: dict[str, object]) -> str:
         return json.dumps(event["committable"], sort_keys=True)
@@ -140,7 +141,7 @@ def recovered(events: list[dict[str, object]], kind: str) -> int:
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Run a demonstration as a program, which an error of its servers or Ctrl-C ends without a traceback."""
+    """Run a demonstration as a program. An error of its servers or Ctrl-C ends it without a traceback."""
     try:
         sys.exit(main())
     except DevelopmentError as error:
@@ -150,7 +151,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def parsed_arguments(description: str, folder: str) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--records", type=int, default=336_776, help="flights to load (default: all)")
     parser.add_argument("--seed", type=int, default=None, help="repeat the random kills of another run")

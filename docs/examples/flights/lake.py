@@ -1,7 +1,7 @@
 """Kafka → Spark → Kafka, an Iceberg table and a Delta table, in one decision, while the driver is killed six times.
 
 ``make demo-lake`` runs it, with the flights, the broker and the kills of ``make demo``. Then DuckDB joins the topic and
-both tables. Exits with 1 if any record is lost or doubled, or a batch is torn or visible too early.
+both tables. It exits with 1 if a record is lost or duplicated, or a batch is torn or visible too early.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeptTopic(TopicWatcher):
 
 
 def main() -> int:
-    """Run the demonstration; the exit code."""
+    """Run the demonstration. Return the exit code."""
     arguments = parsed_arguments("Kafka to Kafka, Iceberg and Delta, exactly once, through kills.", "build/demo-lake")
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses when to kill
     started = time.monotonic()
@@ -114,7 +114,7 @@ def run(settings: Settings, records: int, chance: random.Random, started: float,
 
 
 def moments(settings: Settings, chance: random.Random) -> Iterator[Kill]:
-    """When the drivers die."""
+    """Yield the moments at which drivers are killed."""
     yield while_tasks_write(settings)
     for moment in MOMENTS:
         yield moment, None

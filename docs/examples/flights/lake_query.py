@@ -24,7 +24,7 @@ from twopc.spark import Output, foreach_batch
 
 
 def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
-    """The query that this is about: three sinks, one decision."""
+    """Start the query that is demonstrated: three sinks, one decision."""
     kafka = twopc.create_sink(
         "kafka", {"bootstrap.servers": settings.servers, "topic": TARGET, "writer": settings.writer}
     )
@@ -35,7 +35,7 @@ def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
     )
     return (
         flights.writeStream
-        # The batch's number goes into the records only so that the demonstration can tell which batches are whole.
+        # Records carry the batch id only so that the demonstration can check that batches are whole.
         .foreachBatch(lambda batch, batch_id: write(batch.withColumn("batch", F.lit(batch_id)), batch_id))
         .option("checkpointLocation", f"{settings.folder}/checkpoint")
         .trigger(availableNow=True)

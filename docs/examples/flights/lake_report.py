@@ -1,4 +1,4 @@
-"""The outcome of the lakehouse demonstration: DuckDB joins the topic and both tables, and counts what differs."""
+"""The outcome of the lakehouse demonstration: DuckDB joins the topic and both tables, and counts the differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = pa.schema([field for field in RESULT if field.name in CHECKED])
 
 @dataclass(frozen=True)
 class Found:
-    """What one target system has, against what was sent. A record with wrong contents is lost and a duplicate."""
+    """One target system compared with what was sent. A record with wrong contents counts as lost and as a duplicate."""
 
     records: int
     lost: int
@@ -33,10 +33,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What DuckDB found.
+    """The result of DuckDB's comparison.
 
     Attributes:
-        torn: batches that are not the same in all target systems.
+        torn: batches that differ between target systems.
     """
 
     found: Mapping[str, Found]
@@ -44,7 +44,7 @@ class Comparison:
 
 
 def sent(records: int) -> pa.Table:
-    """What a reader of each result must see, computed without Spark."""
+    """Return the records that a reader of each result must see, computed without Spark."""
     names = airlines()
     rows = [expected(flight, names) for flight in itertools.islice(flights(), records)]
     return pa.Table.from_pylist(rows, EXPECTED)
@@ -88,8 +88,8 @@ class LakeReport:
     """Everything that is written to ``report.json``.
 
     Attributes:
-        seen_torn: batches of which a reader of a table saw a part while drivers were killed.
-        early: how many records were visible before the decision of their batch.
+        seen_torn: batches that a reader of a table saw in part while drivers were killed.
+        early: how many records were visible before their batch was decided.
     """
 
     sent: int
@@ -119,18 +119,18 @@ class LakeReport:
 
     @property
     def is_exact(self) -> bool:
-        """Each record once in each target system, nothing torn, nothing early."""
+        """Whether each target system has each record once, no batch was torn, and no record was visible too early."""
         value = self.to_json()
         return not any(value[name] for name in ("lost", "duplicates", "torn", "early")) and all(
             each.records == self.sent for each in self.comparison.found.values()
         )
 
     def write(self, path: Path) -> None:
-        """As JSON, for programs."""
+        """Write the report as JSON."""
         path.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
 
     def show(self, console: Console) -> None:
-        """As a table, for people."""
+        """Print the report as a table."""
         found, value = self.comparison.found, self.to_json()
         table = Table(title="Kafka → Spark → Kafka, Iceberg and Delta, with the driver killed on the way")
         table.add_column("flights")

@@ -1,4 +1,4 @@
-"""The two tables of the lakehouse demonstration: how they are made, and what a reader of each sees meanwhile.
+"""The two tables of the lakehouse demonstration: their creation, and a reader of each while drivers are killed.
 
 The tables are read with DuckDB, which did not write them.
 """
@@ -26,7 +26,7 @@ RESULT = pa.schema(
 
 
 def iceberg_options(folder: str) -> dict[str, str]:
-    """The options of the Iceberg sink: a catalog in SQLite."""
+    """Return the options of the Iceberg sink, whose catalog is in SQLite."""
     return {
         "table": ICEBERG_TABLE,
         "catalog.uri": f"sqlite:///{folder}/catalog.db",
@@ -35,12 +35,12 @@ def iceberg_options(folder: str) -> dict[str, str]:
 
 
 def delta_options(folder: str) -> dict[str, str]:
-    """The options of the Delta sink."""
+    """Return the options of the Delta sink."""
     return {"path": f"{folder}/delta"}
 
 
 def create_tables(folder: str) -> None:
-    """Create both tables, empty."""
+    """Create both tables, without records."""
     catalog = load_catalog("default", **_catalog(folder))
     catalog.create_namespace("lake")
     catalog.create_table(ICEBERG_TABLE, RESULT)
@@ -54,7 +54,7 @@ def _catalog(folder: str) -> dict[str, str]:
 
 
 class TableWatcher(Watcher):
-    """Reads each version of a table that it finds, while drivers are killed."""
+    """Reads the versions of a table while drivers are killed."""
 
     def __init__(self, folder: str, log: str) -> None:
         super().__init__(log)
@@ -65,7 +65,7 @@ class TableWatcher(Watcher):
 
     @property
     def version(self) -> str:
-        """Names the newest version."""
+        """The name of the newest version."""
         raise NotImplementedError
 
     def scan(self, version: str) -> str:
@@ -74,7 +74,7 @@ class TableWatcher(Watcher):
 
     @property
     def torn(self) -> set[int]:
-        """Batches of which a reader has once seen a part."""
+        """Batches that a reader has seen in part."""
         return {batch for batch, counts in self._counts.items() if len(counts) > 1}
 
     def poll(self) -> None:

@@ -1,4 +1,4 @@
-"""Kills a driver at a chosen moment, and writes down what happened before."""
+"""An observer that records events, and kills its driver at a chosen moment."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ AROUND_THE_DECISION: Moments = {
     "right after the decision": lambda event: event == PhaseEntered(Phase.COMMITTING, event.batch_id, event.owner),
 }
 EXPOSED_S = 0.5
-"""How long everything is held before a kill in a phase, so that the watchers have time to see what they must not."""
+"""How long a driver pauses before a kill in a phase, so that watchers would notice records that are visible too early.
+"""
 
 
 class Observer:
-    """Writes down what happened, and kills this driver with its JVM and workers at the moment asked for."""
+    """Records events, and kills this driver with its JVM and workers at the chosen moment."""
 
     def __init__(self, settings: Settings, moments: Moments) -> None:
         self._is_moment = moments.get(settings.die_at or "", lambda _: False)
@@ -36,11 +37,11 @@ class Observer:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        """Called by the coordinator for all that happens."""
+        """Record an event, and kill the driver if its moment has come."""
         if isinstance(event, (BatchFinished, TransactionCommitted, TransactionAborted)):
             self._write(type(event).__name__, asdict(event))
         if getattr(event, "batch_id", None) is not None and self._is_moment(event):
-            if isinstance(event, PhaseEntered):  # amid phase two, other threads would commit the rest meanwhile
+            if isinstance(event, PhaseEntered):  # not amid phase two: other threads would commit the rest
                 time.sleep(EXPOSED_S)
             os.killpg(os.getpgrp(), signal.SIGKILL)
 

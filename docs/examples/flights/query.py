@@ -30,7 +30,7 @@ TO_KAFKA = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]
 
 
 def enriched(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Flights with the airline's name and the minutes made up in the air."""
+    """Return the flights with the airline's name and the minutes made up in the air."""
     names = spark.createDataFrame(list(airlines().items()), "carrier STRING, airline STRING")
     source = (
         spark.readStream.format("kafka")
@@ -45,7 +45,7 @@ def enriched(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
-    """The query that this is about: two sinks, one decision."""
+    """Start the query that is demonstrated: two sinks, one decision."""
     kafka = twopc.create_sink(
         "kafka", {"bootstrap.servers": settings.servers, "topic": TARGET, "writer": settings.writer}
     )
@@ -53,7 +53,7 @@ def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
     write = foreach_batch({"kafka": Output(kafka, TO_KAFKA), "parquet": parquet}, log=f"{settings.folder}/log")
     return (
         flights.writeStream
-        # The batch's number goes into the records only so that the demonstration can tell what is visible too early.
+        # Records carry the batch id only so that the demonstration can detect those that are visible too early.
         .foreachBatch(lambda batch, batch_id: write(batch.withColumn("batch", F.lit(batch_id)), batch_id))
         .option("checkpointLocation", f"{settings.folder}/checkpoint")
         .trigger(availableNow=True)
@@ -62,7 +62,7 @@ def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
 
 
 def at_least_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
-    """The same with Spark's own Kafka sink."""
+    """Start the same query with Spark's own Kafka sink."""
     return (
         flights.selectExpr(*TO_KAFKA)
         .writeStream.format("kafka")
@@ -83,14 +83,14 @@ MOMENTS: Moments = {
 
 
 def main() -> None:
-    """Run both queries, side by side where this driver is to be killed, until the source is read to its end."""
+    """Run both queries until the source is read to its end, side by side if this driver is to be killed."""
     settings = Settings(**json.loads(sys.argv[1]))
     twopc.register_observer(Observer(settings, MOMENTS))
     spark = session(settings)
     flights = enriched(spark, settings)
     query = exactly_once(flights, settings)
     if settings.die_at is None:
-        query.awaitTermination()  # the last driver has one after the other, so that times are of one query alone
+        query.awaitTermination()  # the last driver runs one query at a time, so that each is timed alone
     at_least_once(flights, settings).awaitTermination()
     query.awaitTermination()
     spark.stop()

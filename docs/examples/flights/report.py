@@ -1,4 +1,4 @@
-"""The outcome of the demonstration: one table for people, the same as JSON, and the exit code."""
+"""The outcome of the demonstration, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from watch import Watcher
 
 @dataclass(frozen=True)
 class Visible:
-    """What one reader saw, against what it should see."""
+    """What one reader saw, compared with what it should have seen."""
 
     records: int
     lost: int
@@ -24,7 +24,7 @@ class Visible:
 
     @classmethod
     def compare(cls, watcher: Watcher, sent: Counter[tuple[int, int]]) -> Visible:
-        """Contents by key: a record with wrong contents counts as lost and as a duplicate."""
+        """Compare contents by key. A record with wrong contents counts as lost and as a duplicate."""
         return cls(watcher.records, (sent - watcher.seen).total(), (watcher.seen - sent).total(), watcher.early)
 
 
@@ -45,11 +45,11 @@ class Report:
 
     @property
     def is_exact(self) -> bool:
-        """Nothing lost, nothing twice, nothing early."""
+        """Whether no record was lost, duplicated or visible too early."""
         return all(seen == Visible(self.sent, 0, 0, 0) for seen in (self.kafka, self.parquet))
 
     def write(self, path: Path) -> None:
-        """As JSON, for programs."""
+        """Write the report as JSON."""
         value = {
             "sent": self.sent,
             "kafka_visible": self.kafka.records,
@@ -72,7 +72,7 @@ class Report:
         path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
     def show(self, console: Console) -> None:
-        """As a table, for people."""
+        """Print the report as a table."""
         table = Table(title="Kafka → Spark → Kafka and Parquet, with the driver killed on the way")
         table.add_column("flights")
         for name in ("twopc: Kafka", "twopc: Parquet", "Spark's own Kafka sink"):
@@ -99,8 +99,8 @@ def _marked(count: int) -> str:
 
 
 def protocol_time(events: list[dict[str, object]]) -> tuple[float, int]:
-    """Median time from the last pre-commit to the end of phase two, and the median count of transactions, of batches
-    that were written without a restart."""
+    """Return the median time in ms from the last pre-commit to the end of phase two, and the median number of
+    transactions, of the batches that were written without a restart."""
     batches = [event for event in events if event["event"] == "BatchFinished" and not event["already_decided"]]
     counts = [sum(event["transactions"].values()) for event in batches]  # type: ignore[attr-defined]
     after = ("sealing", "deciding", "committing")

@@ -1,4 +1,4 @@
-"""What the demonstrations and their drivers share: settings, topics, and a Spark that starts soon."""
+"""What the demonstrations and their drivers share: settings, topics, and a Spark session that starts quickly."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 from twopc_kafka.options import ARROW
 
 SOURCE, TARGET, BASELINE = "flights", "enriched", "baseline"
-"""The topics."""
+"""The topics that the queries read and write."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a driver is told, as JSON in its first argument."""
+    """A driver's settings, passed as JSON in its first argument."""
 
     servers: str
     jars: str
@@ -33,7 +33,7 @@ def session(settings: Settings) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
-        # It is killed after seconds: what matters is how soon it runs.
+        # It is killed after seconds, so a quick start matters most.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()

@@ -1,4 +1,4 @@
-"""The broker of a demonstration, with the flights in it."""
+"""The broker of a demonstration, and the flights in its source topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTITIONS = 2
 
 @contextmanager
 def starting_broker(progress: Progress, *topics: str) -> Iterator[KafkaBroker]:
-    """A broker with empty topics; until it has started, ``progress`` shows that."""
+    """Run a broker with empty topics. ``progress`` shows that it is starting."""
     task = progress.add_task("starting a Kafka broker", total=None)
     with KafkaBroker() as broker:
         for topic in topics:
@@ -35,7 +35,7 @@ def load(servers: str, records: int, progress: Progress) -> Counter[tuple[int, i
     """Produce the flights into the source topic.
 
     Returns:
-        What a reader of the result must see: (id, checksum) → how often.
+        (id, checksum) → how often a reader of the result must see it.
     """
     names, sent = airlines(), Counter[tuple[int, int]]()
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 50})
@@ -53,6 +53,6 @@ def load(servers: str, records: int, progress: Progress) -> Counter[tuple[int, i
 
 
 def progress_bar(console: Console) -> Progress:
-    """Of what is visible in Kafka."""
+    """Return a progress bar of the records that are visible in Kafka."""
     columns = (TextColumn("{task.description:<45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return ProgressLines(*columns, console=console)

@@ -1,7 +1,7 @@
-"""Watchers: a committed reader of the topic and a reader of the Parquet folder, while drivers are killed.
+"""Watchers that read while drivers are killed: a committed reader of the topic, and a reader of the Parquet folder.
 
-They check that nothing is visible before its batch is decided: what is seen is compared with the commit log, read
-afterwards. The topic is read with kafka-python, the files with DuckDB: neither wrote them.
+They check that no record is visible before its batch is decided, according to the commit log, which they read after the
+record. The topic is read with kafka-python and the files with DuckDB, neither of which wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLL_S = 0.05
 
 
 class Watcher:
-    """What is visible so far: contents by key, and how much of it was visible too early."""
+    """Collects the visible records by key, and counts those that were visible too early."""
 
     def __init__(self, log: str | None) -> None:
         self.seen: Counter[tuple[int, int]] = Counter()  # (id, checksum) → how often
@@ -35,7 +35,7 @@ class Watcher:
         self._log = open_store(log) if log else None
 
     def poll(self) -> None:
-        """Take in what can be read now."""
+        """Read the records that are visible now."""
         raise NotImplementedError
 
     def add(self, record: dict[str, object]) -> None:
@@ -44,7 +44,7 @@ class Watcher:
         self.records += 1
 
     def check_decided(self, newest_batch: int, records: int) -> None:
-        """To be called after records of ``newest_batch`` were seen: is it decided?"""
+        """Count ``records`` as too early unless ``newest_batch`` is decided. Call this after its records were seen."""
         assert self._log is not None
         tail = read_tail(self._log)
         if tail is None or tail[1].decided is None or tail[1].decided < newest_batch:
@@ -52,7 +52,7 @@ class Watcher:
 
 
 class TopicWatcher(Watcher):
-    """Reads a whole topic, committed records only, from a thread of its own."""
+    """Reads all committed records of a topic."""
 
     def __init__(self, servers: str, topic: str, log: str | None) -> None:
         super().__init__(log)
@@ -63,7 +63,7 @@ class TopicWatcher(Watcher):
         self._consumer.seek_to_beginning(*self._partitions)
 
     def poll(self) -> None:
-        """Take in what can be read now."""
+        """Read some of the records that are visible now."""
         values = [
             orjson.loads(record.value)
             for records in self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=5000).values()
@@ -75,11 +75,11 @@ class TopicWatcher(Watcher):
             self.check_decided(max(value["batch"] for value in values), len(values))
 
     def length(self) -> int:
-        """How many offsets a committed reader could read by now, without reading them."""
+        """Return up to which offsets a committed reader could read now, summed over the partitions."""
         return sum(self._consumer.end_offsets(self._partitions).values())
 
     def read_to_end(self) -> None:
-        """Take in all that a committed reader sees now."""
+        """Read everything that a committed reader sees now."""
         ends = self._consumer.end_offsets(self._partitions)
         while any(self._consumer.position(partition) < ends[partition] for partition in self._partitions):
             self.poll()
@@ -87,7 +87,7 @@ class TopicWatcher(Watcher):
 
 
 class FolderWatcher(Watcher):
-    """Lists a folder as any reader does, and at the end reads its files."""
+    """Lists a folder like any reader, and reads its files at the end."""
 
     def __init__(self, folder: Path, log: str) -> None:
         super().__init__(log)
@@ -95,14 +95,14 @@ class FolderWatcher(Watcher):
         self._files: set[str] = set()
 
     def poll(self) -> None:
-        """Look for new files. A file's name starts with its batch."""
+        """Look for new files. A file's name contains its batch id."""
         new = {path.name for path in self._folder.glob("**/*.parquet")} - self._files
         if new:
             self._files |= new
             self.check_decided(max(int(name.split("-")[1]) for name in new), len(new))
 
     def read_to_end(self) -> None:
-        """Read every file that is there now."""
+        """Read all files of the folder."""
         self.poll()
         rows = duckdb.connect().execute("SELECT * FROM read_parquet(?)", [f"{self._folder}/**/*.parquet"])
         names = [column[0] for column in rows.description]
@@ -113,11 +113,11 @@ class FolderWatcher(Watcher):
 
 @contextmanager
 def watching(watchers: Sequence[Watcher]) -> Iterator[None]:
-    """Poll every watcher, each in a thread of its own, until the block ends."""
+    """Poll every watcher in its own thread until the block ends."""
     stop = threading.Event()
 
     def watch(watcher: Watcher) -> None:
-        if sys.platform == "linux":  # where each thread has a priority of its own: give way to what is watched
+        if sys.platform == "linux":  # threads have their own priorities there: give way to the drivers
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not stop.wait(POLL_S):
             watcher.poll()

@@ -1,4 +1,4 @@
-"""A query from Kafka to Kafka and S3, as a driver for Kubernetes: docs/kubernetes.md."""
+"""A query from Kafka to Kafka and S3, as a driver for Kubernetes. See docs/kubernetes.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKET = os.environ.get("BUCKET", "orders")
 
 
 def write() -> ForeachBatch:
-    """Return what writes the batches. ``twopc doctor --query orders:write`` checks it."""
+    """Return the function that writes each batch. ``twopc doctor --query orders:write`` checks it."""
     orders = twopc.create_sink("kafka", {"bootstrap.servers": SERVERS, "topic": "orders"})
     archive = twopc.create_sink("files", {"path": f"s3://{BUCKET}/archive", "format": "parquet"})
     return foreach_batch(
@@ -22,7 +22,7 @@ def write() -> ForeachBatch:
 
 
 def main() -> None:
-    """Run the query until it fails or SIGTERM asks for its end."""
+    """Run the query until it fails or receives SIGTERM."""
     from pyspark.sql import SparkSession
 
     Path("/tmp/driver.pid").write_text(str(os.getpid()))  # noqa: S108  # for the SparkApplication's preStop

@@ -33,7 +33,7 @@ from twopc.errors import (
 EPOCH_BUMPING_END_TXN = 5
 
 NO_TIMEOUT_MS = 2**31 - 1
-"""The timeout of a transaction that has none (KIP-939)."""
+"""Kafka's value for a transaction without a timeout (KIP-939)."""
 
 
 class WriteAnswer(Enum):
@@ -44,7 +44,7 @@ class WriteAnswer(Enum):
     REPEAT = "repeat"  # the same request, after a new lookup of the leader or the coordinator
     RUN_AGAIN = "run again"  # the task has failed, and the batch can be run again
     CORRECT = "correct"  # an option or a broker setting is wrong: the query would fail again
-    UNKNOWN = "unknown"  # no table has the answer: an operator reads the brokers' words
+    UNKNOWN = "unknown"  # the code is not in the table: an operator must read the brokers' logs
     REFUSED = "refused"  # the brokers would reject these records again
     DENIED = "denied"  # a right is missing: the query would fail again
 
@@ -67,7 +67,7 @@ class Meaning:
         name: Kafka's name of the error.
         answer: what a writer does about it.
         advice: what a user should check or change.
-        to_end: what to do about it in response to EndTxn.
+        to_end: what to do if EndTxn returns it.
     """
 
     name: str
@@ -170,7 +170,7 @@ MEANINGS: dict[int, Meaning] = {
     100: Meaning("UNKNOWN_TOPIC_ID", WriteAnswer.RUN_AGAIN, "The topic was deleted and created again meanwhile."),
     105: Meaning("TRANSACTIONAL_ID_NOT_FOUND", WriteAnswer.RUN_AGAIN),
     120: Meaning("TRANSACTION_ABORTABLE", WriteAnswer.RUN_AGAIN),
-    # Wrong until an operator acts.
+    # The request fails until an operator acts.
     17: Meaning("INVALID_TOPIC_EXCEPTION", WriteAnswer.REFUSED,
                 "The topic is internal, or does not exist and can't, because its name is invalid. Give another topic,"
                 " as the option or in column 'topic'."),
@@ -214,14 +214,14 @@ def to_end(name: str) -> EndTxnAnswer:
     return _BY_NAME[name].to_end if name in _BY_NAME else EndTxnAnswer.DESCRIBE
 
 
-# The errors that follow. ----------------------------------------------------------------------------------------------
+# Errors. --------------------------------------------------------------------------------------------------------------
 
 
 class NotCommitted(RoundAborted):
-    """The last transaction of an id that is to be used again was not committed, or no broker reports that it was.
+    """A transactional id can't be used again, because its last transaction is not known to be committed.
 
-    The id is given up. Kafka may omit a marker when it rolls a transaction back (KAFKA-20734), in any partition that
-    the transaction wrote to and whoever ends it. The hanging records become visible with the next commit of the same
+    The id is given up. When Kafka rolls a transaction back, it may leave out the marker in any of its partitions
+    (KAFKA-20734), whoever asked for the rollback. The hanging records become visible with the next commit of the same
     producer. A commit, in contrast, is reported as complete only when all its markers are written. Upholds: nothing
     undecided is ever visible.
     """
@@ -231,8 +231,8 @@ class NotCommitted(RoundAborted):
 
 
 class Unprovable(Retriable):
-    """This cluster can't prove that a coordinator's answer is current. It does not choose coordinators by Java's hash,
-    as Kafka does, so no second id is certain to share the first one's coordinator."""
+    """This cluster can't prove that a coordinator's answer is current. Unlike Kafka, it does not choose coordinators by
+    Java's hash, so no other id is certain to have the same coordinator."""
 
 
 def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
@@ -252,7 +252,7 @@ class RefusedByBrokers(RecordRefused):
     """The brokers refuse records.
 
     Attributes:
-        position: the position of the refused record among those of its transaction. None if the brokers do not name it.
+        position: the position of the refused record in its transaction. None if the brokers do not report it.
     """
 
     def __init__(self, reason: str = "", *, position: int | None = None, **known: Any) -> None:
@@ -304,8 +304,8 @@ def login_refused(reason: str) -> OperatorRequired:
 
 
 def lasting(error: BaseException) -> TwoPhaseCommitError | None:
-    """Return the error for an exception of kafka-python that would recur until somebody acts. Return None for one that
-    may pass: a lost connection, or an answer of the brokers that is known to be temporary."""
+    """Return the error for an exception of kafka-python that would recur until an operator acts. Return None for a
+    temporary one: a lost connection, or an answer that is known to be temporary."""
     match error:
         case kafka.errors.SaslAuthenticationFailedError():
             return login_refused(str(error))
@@ -325,7 +325,7 @@ def lasting(error: BaseException) -> TwoPhaseCommitError | None:
 
 
 def unanswered(error: BaseException) -> str:
-    """Return the reason of a call that may be repeated, for an operator: what a broker answered, or why none did."""
+    """Describe for an operator why a call failed: what a broker answered, or why none did."""
     match error:
         case kafka.errors.BrokerResponseError() if error.errno in MEANINGS:
             return f"a broker answered {meaning(error.errno).name}{_about(error)}. {meaning(error.errno).advice}"
@@ -385,8 +385,13 @@ class OpenInPartition:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """A transaction as its coordinator describes it, with the partitions that have no marker yet, when it began, in
-    milliseconds since the epoch (-1 if none is ongoing), and the age at which it times out."""
+    """The last transaction of a transactional id, as its coordinator describes it.
+
+    Attributes:
+        partitions: the partitions that have no marker yet.
+        began_ms: when it began, in milliseconds since the epoch; -1 if none is ongoing.
+        timeout_ms: the age at which it times out.
+    """
 
     state: str
     producer_id: int
@@ -397,24 +402,24 @@ class TransactionState:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the id may be used again: its last transaction was committed. "Empty" does not show what came before:
-        any client that initializes the id, such as an operator's tool, leads to this state."""
+        """Whether the id may be used again: its last transaction was committed. "Empty" does not show what came before,
+        because any client that initializes the id, such as an operator's tool, resets it to this state."""
         return self.state == "CompleteCommit"
 
     def precedes(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return whether no other transaction lies between this one and the response of InitProducerId. A new producer
-        id leaves behind whatever hangs."""
+        """Return whether this was the id's last transaction before InitProducerId returned ``producer_id`` and
+        ``producer_epoch``. A new producer id always passes: transactions that hang belong to the old one."""
         return producer_id != self.producer_id or producer_epoch == self.producer_epoch + 1
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
-    """Return what became of the transaction ``(producer_id, epoch)``, which was to be ended by ``end_txn_version``, or
-    was ended by version 4 because ``transaction.version`` had been lowered.
+    """Return what became of the transaction ``(producer_id, epoch)``. It was ended by version ``end_txn_version`` of
+    EndTxn, or by version 4 if ``transaction.version`` had been lowered by then.
 
     ``described`` is the state that the id's coordinator reports now, or None if it does not know the id.
     """
     if described is None or described.producer_id != producer_id:
-        return Outcome.UNKNOWN  # expired, or the epochs ran out and the id has another producer
+        return Outcome.UNKNOWN  # the id has expired, or its epochs ran out and it has a new producer id
     ended_by_us = epoch + (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)
     match described.state, described.producer_epoch:
         case "Ongoing", at if at == epoch:
@@ -424,14 +429,14 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
         case "CompleteCommit", at if at in (epoch, ended_by_us):
             return Outcome.COMMITTED
         case "CompleteAbort", at if at in (epoch, epoch + 1):
-            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch unchanged; or by timeout or by us
+            return Outcome.ROLLED_BACK  # by its own writer, which may leave the epoch unchanged, by timeout or by us
         case _:
-            return Outcome.UNKNOWN  # the id was initialized again since
+            return Outcome.UNKNOWN  # the id has been initialized again
 
 
 def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool:
-    """Return whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after*
-    this description. A commit by ``end_txn_version`` does not count, because ``complete`` takes care of its markers.
+    """Return whether ``(described.producer_id, epoch)`` was rolled back and hangs, given that a partition still had it
+    open *after* this description. A commit by ``end_txn_version`` does not count: ``complete`` writes its markers.
     """
     since = described.producer_epoch - epoch
     match described.state:
@@ -440,6 +445,6 @@ def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool
         case "Empty" | "Ongoing":
             return since >= 1  # the id was initialized again, so the transaction must have ended before
         case "CompleteCommit":
-            return since > (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)  # a later one
+            return since > (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)  # a later transaction was committed
         case _:
             return since > 1

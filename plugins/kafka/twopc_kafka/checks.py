@@ -25,8 +25,8 @@ USUAL_EXPIRATION_MS = 604_800_000
 """Kafka's default of transactional.id.expiration.ms, seven days."""
 
 LARGEST_SKEW_S = 5.0
-"""The largest clock skew without a warning: longer than a usable network delays a response. The protocol relies on no
-clock."""
+"""The largest clock skew without a warning, longer than a usable network delays a response. The protocol does not rely
+on clocks."""
 
 
 def of_sink(
@@ -39,11 +39,11 @@ def of_sink(
     """Check a sink and its cluster.
 
     Args:
-        options: the sink's, as ``require_grants`` may have changed them.
-        control: to the cluster.
-        require_grants: raises what the brokers don't grant of the options.
-        of_target: the checks of what the sink writes to.
-        trial: begins and rolls back a transaction; None where the sink's delivery has none.
+        options: returns the sink's options, which ``require_grants`` may have changed.
+        control: the connection to the cluster.
+        require_grants: raises if the brokers do not grant what the options ask for.
+        of_target: the checks of the topic or the group that the sink writes to.
+        trial: begins and rolls back a transaction; None if the sink's delivery uses no transactions.
     """
     is_usable = True
     for result in _before_the_trial(control, require_grants, of_target):
@@ -59,11 +59,11 @@ def of_sink(
         yield timeout(options())
         found: list[CheckResult] = []
 
-        def tried() -> None:
+        def run_trial() -> None:
             found.clear()  # the trial may be repeated
             found.extend(trial())
 
-        yield CheckResult.of("trial transaction", tried)
+        yield CheckResult.of("trial transaction", run_trial)
         yield from found
         yield proof(control, options().prefix)
         yield expiration(control)
@@ -140,7 +140,7 @@ async def _replication(control: Control, topic: str) -> tuple[int, int] | None:
 
 
 def leaders(control: Control, topic: str) -> CheckResult:
-    """Check that every partition has a leader, without which it can't be written to."""
+    """Check that every partition has a leader. Without one, a partition can't be written to."""
     check = f"topic {topic!r}: partition leaders"
     away = sorted(f"{name}-{number}" for name, number in control.leaders.away(topic))
     if not away:
@@ -154,7 +154,7 @@ def leaders(control: Control, topic: str) -> CheckResult:
 
 
 def may_write_markers(control: Control) -> CheckResult:
-    """Check the right to write markers that Kafka leaves out. The brokers report it; a trial would change something."""
+    """Check the right to write markers that Kafka has left out. The brokers report the right; a trial would write."""
     check = "right to write missing markers (KAFKA-20734)"
     if not control.writes_markers:
         return CheckResult.warning(
@@ -204,7 +204,7 @@ def version(control: Control) -> CheckResult:
 
 
 def hanging(control: Control, topic: str) -> CheckResult:
-    """Check that transactions that hang in a topic would be found."""
+    """Check that hanging transactions in a topic would be found."""
     check = f"topic {topic!r}: detection of hanging transactions (KAFKA-20734)"
     if control.leaders.may_read(topic):
         return CheckResult.passed(check)
@@ -214,7 +214,7 @@ def hanging(control: Control, topic: str) -> CheckResult:
 
 
 def expiration(control: Control) -> CheckResult:
-    """Check how long Kafka can tell what became of a committed transaction."""
+    """Check how long Kafka remembers what became of a committed transaction."""
     check = "transactional.id.expiration.ms of the brokers"
     kept_ms = control.expiration_ms()
     if kept_ms is None:
@@ -245,12 +245,12 @@ def proof(control: Control, prefix: str) -> CheckResult:
 
 
 def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic: str) -> float:
-    """Add the first partition of ``topic`` to a transaction that is just begun, as a write would.
+    """Add the first partition of ``topic`` to a transaction that has just begun, as a write would.
 
     Returns:
         How far ahead the broker's clock is, in seconds.
     """
-    return control.run(_added, control, requests.add_partitions(name, producer, {topic: [0]}), name)
+    return control.run(_add_to_transaction, control, requests.add_partitions(name, producer, {topic: [0]}), name)
 
 
 def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> CheckResult:
@@ -274,8 +274,9 @@ def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> Ch
 
 
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
-    """Write an offset of a consumer group, of any topic, in a transaction that is just begun. Returns the same."""
-    ahead_s = control.run(_added, control, requests.add_offsets(name, producer, group), name)
+    """Commit an offset of a consumer group in a transaction that has just begun, for any topic that this principal may
+    read. Returns the same as ``try_to_write``."""
+    ahead_s = control.run(_add_to_transaction, control, requests.add_offsets(name, producer, group), name)
     control.run(_commit_an_offset, control, name, producer, group)
     return ahead_s
 
@@ -289,7 +290,7 @@ async def _commit_an_offset(control: Control, name: str, producer: ProducerIdent
     _raise_any(await control.send(request, await control.coordinator_of(group)), f"consumer group {group!r}")
 
 
-async def _added(control: Control, request: Any, name: str) -> float:
+async def _add_to_transaction(control: Control, request: Any, name: str) -> float:
     [node] = (await control.coordinators_of([name])).values()
     before_s = time.time()
     response = await control.send(request, node)
@@ -307,7 +308,7 @@ def _raise_any(response: Any, about: str) -> None:
 
 
 def clock(ahead_s: float) -> CheckResult:
-    """Check a broker's clock, which is so many seconds ahead of this machine's."""
+    """Check a broker's clock, which is ``ahead_s`` seconds ahead of this machine's."""
     check = "clock of a broker"
     seen = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
     if abs(ahead_s) <= LARGEST_SKEW_S:

@@ -34,12 +34,12 @@ _NOW = 0
 
 
 def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str] = ()) -> None:
-    """Refuse a schema that can't be written, or whose records would not replace those of their key ``upsert_by``.
+    """Refuse a schema that can't be written or, with ``upsert_by``, whose records would not replace those of their key.
 
     Raises:
         SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.
     """
-    check_fixed_columns(schema, "kafka", _NEEDED, _fits, _converted)
+    check_fixed_columns(schema, "kafka", _NEEDED, _fits, _conversion)
     names = schema.names
     if topic is None and "topic" not in names:
         raise SchemaMismatch("the kafka sink needs the option 'topic' or a column 'topic' (string)")
@@ -65,7 +65,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 
 
 def tombstones(keys: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the records that delete those of ``keys`` from a compacted topic."""
+    """Return records that delete ``keys`` from a compacted topic."""
     return keys.append_column("value", pa.nulls(keys.num_rows, pa.binary()))
 
 
@@ -96,8 +96,8 @@ def _fits(name: str, kind: pa.DataType) -> bool:
             return fields.keys() == {"key", "value"} and is_string(fields["key"]) and is_bytes(fields["value"])
 
 
-def _converted(name: str, kind: pa.DataType) -> str:
-    """Return an expression of Spark SQL that makes a column of this type one that fits."""
+def _conversion(name: str, kind: pa.DataType) -> str:
+    """Return a Spark SQL expression that converts a column of this type to one that fits."""
     match name:
         case "value" | "key" if t.is_nested(kind):
             return f"to_json({name})"
@@ -134,16 +134,16 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
     ]
     if present & {"partition", "headers", "timestamp"}:  # a longer tuple costs time per record
         columns += [
-            _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
-            repeat(None),  # no delivery callback per record,
-            repeat(None),  # under neither of its two names
-            _or(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
+            _fill_null(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
+            repeat(None),  # callback: none per record
+            repeat(None),  # on_delivery, another name for callback
+            _fill_null(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
     return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' ends
 
 
-def _or(column: pa.Array, default: int) -> list[int]:
+def _fill_null(column: pa.Array, default: int) -> list[int]:
     values: list[int] = pc.fill_null(column, default).to_pylist()
     return values
 

@@ -1,4 +1,4 @@
-"""The options of the connection, which both clients must honor alike: where the brokers are, TLS, and the login.
+"""Connection options, which both clients must honor alike: the brokers' addresses, TLS and the login.
 
 librdkafka's options are translated for kafka-python. Both clients must reach the same brokers as the same principal, so
 an option that only one of them could honor is refused, not ignored.
@@ -36,7 +36,7 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 _FOR_DATA_ONLY = ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
 
 NAMES = (*_CONTROL, *key_stores.OPTIONS, *TOKEN_OPTIONS)
-"""The options of the connection, apart from those of a token provider, which may have any name."""
+"""The connection options, except those of a token provider, which may have any name."""
 
 _ANSWERS = {
     "ssl.keystore.certificate.chain": f"{key_stores.CERTIFICATE!r}",
@@ -67,9 +67,9 @@ _PORT = 9092
 
 
 def _addresses(given: Any) -> str:
-    """Return the addresses as ``host:port,host:port``, the one form that both clients read alike. librdkafka takes a
-    port modulo 65536 and blanks as part of a host; kafka-python drops a scheme, and takes an empty address for
-    localhost. A scheme stays, as it is compared with 'security.protocol'."""
+    """Return the addresses as ``host:port,host:port``, the only form that both clients read alike. librdkafka takes a
+    port modulo 65536 and blanks as part of a host. kafka-python drops a scheme, and takes an empty address for
+    localhost. Schemes are kept for the comparison with 'security.protocol'."""
     found = [_ADDRESS.fullmatch(address.strip()) for address in re.sub(r",\s*$", "", str(given)).split(",")]
     addresses = []
     for address in found:
@@ -97,12 +97,12 @@ SERVERS = Option(
 
 
 def checked(owner: str, servers: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of the connection among ``properties``.
+    """Check the connection options among ``properties``.
 
     Args:
         owner: the sink, for errors.
-        servers: a value that ``SERVERS`` has read.
-        properties: librdkafka's options, without their other names.
+        servers: the addresses, as ``SERVERS`` has parsed them.
+        properties: librdkafka's options, without aliases.
 
     Returns:
         The properties for librdkafka, with addresses that both clients read alike.
@@ -139,7 +139,7 @@ def checked(owner: str, servers: str, properties: Mapping[str, Any]) -> dict[str
 
 
 def control(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return checked ``properties`` as kafka-python's."""
+    """Translate checked ``properties`` for kafka-python."""
     translated = {
         name: convert(str(properties[source])) for source, (name, convert) in _CONTROL.items() if source in properties
     }
@@ -151,10 +151,10 @@ def control(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_librdkafka(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return checked ``properties`` as librdkafka's. Fetches a token if a provider gives them.
+    """Translate checked ``properties`` for librdkafka. Fetch a token if they name a token provider.
 
     Raises:
-        Retriable: there is no token now. librdkafka would only log why.
+        Retriable: no token is available now. librdkafka would only log why.
         OperatorRequired: the provider refuses this client.
     """
     given = {name: value for name, value in properties.items() if not name.startswith(PREFIX)}
@@ -178,7 +178,7 @@ def is_known(name: str) -> bool:
 
 
 def is_security(name: str) -> bool:
-    """Return whether a name is one of TLS or the login, whether or not it exists."""
+    """Return whether a name looks like an option of TLS or the login, even if no such option exists."""
     return name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.", "https."))
 
 
@@ -194,8 +194,8 @@ def _refuse_what_control_cannot_honor(owner: str, name: str) -> None:
 
 
 def _refuse_another_protocol(owner: str, servers: str, protocol: str) -> None:
-    """Refuse an address with the scheme of another protocol. The clients would ignore it, and write in plain text or
-    without a login."""
+    """Refuse an address whose scheme contradicts ``protocol``. The clients would ignore the scheme, and write in plain
+    text or without a login."""
     for address in servers.split(","):
         scheme, is_given, _ = address.partition("://")
         if is_given and scheme != protocol:

@@ -29,7 +29,7 @@ MARKERS_TIMEOUT_S = 1.0
 """How long to wait for markers before the call fails and is reported. Callers repeat it. Markers take 1 to 3 ms."""
 
 MARKERS_INTERVALS_S = 0.0002, 0.005
-"""The first and the longest pause between two looks at whether markers are written. Each is twice the one before."""
+"""The first and the longest pause between two checks for markers. Each pause is twice as long as the one before."""
 
 STUCK_S = 40.0
 """How long a transaction looks stuck before the query stops with ``OperatorRequired``. A coordinator whose replicas are
@@ -40,11 +40,11 @@ LONGEST_GAP_S = 10.0
 coordinator may have been paused in between."""
 
 ABORT_TIMEOUT_S = 10.0
-"""How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that
-the coordinator's sweep does."""
+"""How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that,
+the coordinator's sweep rolls it back."""
 
 _PENDING = "CONCURRENT_TRANSACTIONS"
-"""How a coordinator answers EndTxn while it is busy with an earlier one."""
+"""A coordinator's answer to EndTxn while it is still busy with an earlier one."""
 
 _MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
 ADVICE = (
@@ -53,25 +53,25 @@ ADVICE = (
     " kafka-topics.sh --describe with --unavailable-partitions and --under-min-isr-partitions. If transaction.version"
     f" was lowered below 1 recently, {_MEND}"
 )
-"""What to do about a transaction that Kafka does not end. It ends the error's message."""
+"""What to do about a transaction that Kafka does not end: the last part of the error's message."""
 
 
 def outcome_of(described: TransactionState | None, committable: Committable, version_now: int | None = None) -> Outcome:
-    """Return what became of the transaction. ``version_now`` is the version of EndTxn that would end it now. It is used
-    if the transaction's record has no version.
+    """Return what became of the transaction. ``version_now``, the version of EndTxn that would end it now, is used if
+    the transaction's record has no version.
 
     Raises:
-        OutcomeUnknown: the transaction's record lacks the producer id, the epoch, or the version while there is no
-            ``version_now``.
+        OutcomeUnknown: the transaction's record lacks the producer id, the epoch or, without ``version_now``, the
+            version.
     """
     return outcome(described, *identity_of(committable), version_of(committable, version_now))
 
 
 def wait_for_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
-    """Wait until the coordinators have finished ending these transactions. They may have left out markers.
+    """Wait until the coordinators have finished ending these transactions. Even then, markers may have been left out.
 
     Returns:
-        the transactions that were not finished within ``MARKERS_TIMEOUT_S``.
+        The transactions that were not finished within ``MARKERS_TIMEOUT_S``.
     """
     pause_s, longest_s = MARKERS_INTERVALS_S
     deadline = time.monotonic() + MARKERS_TIMEOUT_S
@@ -110,18 +110,18 @@ class Stuck:
     """
 
     def __init__(self) -> None:
-        self._looks_s: dict[tuple[int, int], tuple[float, float]] = {}  # the first and the last, by time.monotonic
+        self._looks_s: dict[tuple[int, int], tuple[float, float]] = {}  # identity → first and last look
 
     def refuse(self, control: Control, committable: Committable, answer: str | None = None) -> None:
-        """Raise if the transaction has looked stuck in each call for ``STUCK_S``. The caller is repeated until then.
+        """Raise if the transaction has looked stuck in every call for ``STUCK_S``. Callers repeat the call until then.
 
         Args:
-            control: the cluster.
+            control: the connection to the cluster.
             committable: the transaction.
             answer: Kafka's answer to the latest EndTxn, if there is one.
 
         Raises:
-            OperatorRequired: only the message's advice helps, and the transaction may time out.
+            OperatorRequired: only the steps in the message help, and only until the transaction times out.
         """
         identity, now_s = identity_of(committable), time.monotonic()
         first_s, last_s = self._looks_s.pop(identity, (now_s, now_s))
@@ -158,8 +158,8 @@ def stuck(name: str) -> OperatorRequired:
 
 
 def abort(control: Control, committable: Committable) -> None:
-    """Roll the transaction back, by producer id and epoch: they protect later transactions of the same name. Any answer
-    by which it is no longer ongoing is a success.
+    """Roll the transaction back. Producer id and epoch identify it, so later transactions of the same name are safe.
+    The call succeeds whenever the transaction is no longer ongoing, whatever the answer.
 
     Raises:
         Retriable: it is still ongoing, or the cluster did not answer.
@@ -181,7 +181,7 @@ def abort(control: Control, committable: Committable) -> None:
 
 
 def roll_back(control: Control, transaction: OpenTransaction) -> None:
-    """Roll a participant's own transaction back. Begin no attempt after ``ABORT_TIMEOUT_S``. Raises like ``abort``."""
+    """Roll back a participant's own transaction. Make no attempt after ``ABORT_TIMEOUT_S``. Raises like ``abort``."""
     name = transaction.transactional_id
     committable = Committable(name, asdict(transaction.producer))
     until_answered(f"rollback of {name} by its writer", abort, control, committable, patience_s=ABORT_TIMEOUT_S)

@@ -6,11 +6,11 @@ key                  content
 ``producer_id``      with the epoch, the transaction's identity
 ``producer_epoch``   the epoch
 ``has_timeout``      ``False`` if Kafka never rolls the transaction back by itself
-``topic_ids``        topic → Kafka's id of it, where it is known
-``end_txn_version``  the version of EndTxn that ends the transaction; from ``seal`` on
-``partitions``       topic → the partitions written to; from ``seal`` on
+``topic_ids``        topic → its Kafka topic id, if known
+``end_txn_version``  the version of EndTxn that ends the transaction; added by ``seal``
+``partitions``       topic → the partitions written to; added by ``seal``
 ``marker_topic``     the topic of the batch's marker, if it gets one
-``marker_cluster``   Kafka's id of the cluster that has this topic; from ``seal`` on
+``marker_cluster``   Kafka's id of the cluster that has this topic; added by ``seal``
 ``written``          for the marker: topic → rows of partition, records and end offset
 ``hanging``          the partition in which the transaction hangs: ``twopc_kafka.hanging``
 ===================  =======================================================================
@@ -45,13 +45,13 @@ def has_timeout(committable: Committable) -> bool:
 
 
 def topic_ids_of(committable: Committable) -> dict[str, str]:
-    """Return Kafka's ids of the topics that the transaction wrote to, as far as they are known."""
+    """Return topic → Kafka topic id for the topics that the transaction wrote to, as far as the ids are known."""
     known = committable.handle.get("topic_ids")
     return {topic: str(id) for topic, id in known.items()} if isinstance(known, dict) else {}
 
 
 def partitions_of(committables: Iterable[Committable]) -> dict[str, Collection[int]]:
-    """Return topic → all partitions that any of the transactions wrote to.
+    """Return topic → all partitions that the transactions wrote to.
 
     Raises:
         OutcomeUnknown: the record of a transaction has no partitions.
@@ -67,7 +67,7 @@ def partitions_of(committables: Iterable[Committable]) -> dict[str, Collection[i
 
 
 def is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
-    """Return whether the coordinator's ``state`` is that of this very transaction, still ongoing."""
+    """Return whether this very transaction is still ongoing, according to its coordinator's ``state``."""
     return state == TransactionState("Ongoing", *identity_of(committable))
 
 

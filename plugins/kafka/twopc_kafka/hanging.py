@@ -30,7 +30,7 @@ LOOK_MAX_AGE_S = 1.0
 """How long a look that found no hanging transaction is reused. The sweep right after a completed batch then skips its
 own look."""
 
-_WHERE = "hanging"  # the key, in the handle of a hanging transaction, of the partition in which it hangs
+_WHERE = "hanging"  # the key in a hanging transaction's handle; its value is the partition in which it hangs
 
 _BY_KAFKAS_TOOL = "Or abort the transaction in this partition with kafka-transactions.sh."
 _UNLESS_COMMITTED = "Do not abort it with kafka-transactions.sh: its records would be lost."
@@ -43,13 +43,13 @@ class Hanging:
     """The partitions that this sink's transactions wrote to, and the result of the last look at their leaders.
 
     Args:
-        topic: the topic of the sink's options, of which all partitions are looked at.
+        topic: the topic of the sink's options. All of its partitions are looked at.
     """
 
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
         self._written_to: dict[str, set[int]] = {}
-        self._nothing_hung_s = -math.inf  # time.monotonic of the last such look
+        self._nothing_hung_s = -math.inf  # time.monotonic of the last look that found none
         self.away: frozenset[TopicPartition] = frozenset()
 
     def note_written(self, partitions: Partitions) -> None:
@@ -58,8 +58,8 @@ class Hanging:
             self._written_to.setdefault(topic, set()).update(numbers)
 
     def look(self, leaders: Leaders) -> Seen:
-        """Return the transactions that are open where this sink may have written. Keep which partitions can't be asked,
-        and when a look has found nothing open."""
+        """Return the transactions that are open where this sink may have written. Note which partitions can't be asked,
+        and whether nothing was open."""
         since_s = time.monotonic()
         seen = leaders.open_transactions(self._written_to, self._topic)
         self._note_away(seen.away)
@@ -67,17 +67,17 @@ class Hanging:
         return seen
 
     def forget_last_look(self) -> None:
-        """Have the next sweep look again, whatever the last look has found."""
+        """Make the next sweep look again, whatever the last look found."""
         self._nothing_hung_s = -math.inf
 
     def take_nothing_hung(self) -> bool:
-        """Return whether a look a moment ago has found no hanging transaction. A look counts for one call only: the
-        sweep right after a completed batch may rely on it, but a later sweep follows an abort or a lost attempt."""
+        """Return whether a recent look found no hanging transaction. A look counts for one call only: the sweep right
+        after a completed batch may rely on it, but a later sweep follows an abort or a lost attempt."""
         is_recent, self._nothing_hung_s = time.monotonic() - self._nothing_hung_s < LOOK_MAX_AGE_S, -math.inf
         return is_recent
 
     def found(self, control: Control, listed: Listed) -> list[Committable]:
-        """Return the transactions that were rolled back except in a partition where Kafka left out the marker.
+        """Return the transactions that were rolled back, but hang in a partition where Kafka left out the marker.
 
         Upholds: nothing undecided is ever visible. The records in that partition would become visible with the next
         commit of the same producer.
@@ -101,8 +101,8 @@ class Hanging:
     def _open(
         self, leaders: Leaders, listed: Listed, away: dict[TopicPartition, Away]
     ) -> list[tuple[Committable, TransactionState]]:
-        """Return the transactions of this log that are open where this sink may have written. With each comes the state
-        that its coordinator reported before. Partitions that can't be asked are added to ``away``."""
+        """Return the transactions of this log that are open where this sink may have written, each with the state that
+        its coordinator reported before the last look. Add partitions that can't be asked to ``away``."""
         before = leaders.open_transactions(self._written_to, self._topic)
         away |= before.away
         if not before.open:
@@ -144,7 +144,7 @@ def end(leaders: Leaders, transaction: OpenInPartition, name: str, commit: bool)
                 "wrote a marker that Kafka had left out (KAFKA-20734): %s is now %s in %s too", name, ended, transaction
             )
         case "INVALID_PRODUCER_EPOCH" | "PRODUCER_FENCED":
-            pass  # its producer has continued there, so the transaction has ended
+            pass  # the producer has written on in this partition, so the transaction has ended there
         case "CLUSTER_AUTHORIZATION_FAILED":
             raise OperatorRequired(
                 f"Kafka has left out a marker (KAFKA-20734): transaction {name} is {ended} but hangs in {transaction},"
@@ -163,7 +163,7 @@ def where(committable: Committable) -> OpenInPartition | None:
 
 
 def unasked(away: Mapping[TopicPartition, Away]) -> str:
-    """Return a phrase that says which partitions can't be asked, and why, for an error's message."""
+    """Return a phrase for an error's message: which partitions can't be asked, and why."""
     return f"{_named(away)} can't be asked: {away[min(away)].reason}"
 
 

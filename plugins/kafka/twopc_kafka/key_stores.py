@@ -1,7 +1,7 @@
-"""Certificates and keys in usual formats: files, PEM text, and Java key stores (PKCS#12 and JKS).
+"""Certificates and keys in the usual formats: files, PEM text, and Java key stores (PKCS#12 and JKS).
 
-Key stores are read once, where the sink is created, and passed to both clients as PEM text, so executors do not need
-the files. PEM files are read for each connection, as they may be renewed.
+Key stores are read once, by the process that creates the sink, and passed to both clients as PEM text, so executors do
+not need the files. PEM files are read for each connection, because they may be renewed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,19 @@ _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTAL
 
 @dataclass(frozen=True)
 class _Store:
-    """A store's content: alias → its key and its chain, both in DER, and the trusted certificates."""
+    """The content of a key store.
+
+    Attributes:
+        keys: alias → a function that decrypts the key by its password, and the certificate chain, both in DER.
+        trusted: the trusted certificates, in DER.
+    """
 
     keys: Mapping[str, tuple[Callable[[str], bytes], list[bytes]]]
     trusted: list[bytes]
 
 
 def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties with the content of key stores, and with PEM text in the form that both clients read.
+    """Return the properties with key stores replaced by their content, and all PEM text as both clients read it.
 
     Raises:
         ConfigurationError: an option is wrong, or a store can't be read. The error names the option, and shows no
@@ -72,24 +77,24 @@ def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
     if {CERTIFICATE, "ssl.certificate.location"} & read.keys() and not {KEY, "ssl.key.location"} & read.keys():
         raise ConfigurationError(f"a certificate of the kafka sink needs its key: set {KEY!r}", option=KEY)
     if context := context_of(read):
-        context.made()  # so that a key that does not fit its certificate is refused here
+        context.made()  # refuses a key that does not match its certificate
     return read
 
 
 def context_of(properties: Mapping[str, Any]) -> TlsContext | None:
-    """Return the context for kafka-python with which checked properties connect, or None for its own."""
+    """Return kafka-python's TLS context for checked properties, or None if its default will do."""
     given = tuple((name, str(properties[name])) for name in _OF_CONTEXT if name in properties)
     return TlsContext(given) if given else None
 
 
 @dataclass(frozen=True)
 class TlsContext:
-    """What kafka-python takes for an ``ssl.SSLContext``. Its own is not used, as it reads no PEM text and no CRL."""
+    """Stands in for an ``ssl.SSLContext``, because the one that kafka-python makes reads neither PEM text nor a CRL."""
 
     properties: tuple[tuple[str, str], ...] = field(repr=False)
 
     def wrap_socket(self, connection: socket.socket, **options: Any) -> ssl.SSLSocket:
-        """Begin TLS. Files that can't be used now count as a lost connection, as they may be halfway renewed."""
+        """Begin TLS. Unusable files count as a lost connection, because they may just be being renewed."""
         try:
             context = self.made()
         except ConfigurationError as error:
@@ -97,7 +102,7 @@ class TlsContext:
         return context.wrap_socket(connection, **options)
 
     def made(self) -> ssl.SSLContext:
-        """Return the context. Raise a ConfigurationError if a file is no PEM, or key and certificate do not fit."""
+        """Return the context. Raises ConfigurationError if a file is not PEM, or key and certificate do not match."""
         given = dict(self.properties)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -118,7 +123,7 @@ class TlsContext:
                     context.load_cert_chain(
                         certificate or given["ssl.certificate.location"],
                         key or given.get("ssl.key.location"),
-                        lambda: given.get(_KEY_PASSWORD, ""),  # without one, OpenSSL would ask at the terminal
+                        lambda: given.get(_KEY_PASSWORD, ""),  # without it, OpenSSL would prompt
                     )
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             reason = getattr(error, "reason", None) or type(error).__name__
@@ -133,7 +138,7 @@ class TlsContext:
 
 @contextlib.contextmanager
 def _file(content: str | None) -> Iterator[str | None]:
-    """Give a text a path, as OpenSSL reads keys by path alone. Upholds: nobody else can read it, also after a kill."""
+    """Give a text a path, as OpenSSL reads keys only by path. Upholds: nobody else can read it, even after a kill."""
     if content is None:
         yield None
     elif hasattr(os, "memfd_create"):
@@ -149,7 +154,8 @@ def _file(content: str | None) -> Iterator[str | None]:
 
 
 def _pem_text(name: str, given: str) -> str:
-    """Return the blocks of PEM text. Tools add text before them, and write line ends as CRLF, or as backslash and n."""
+    """Return the blocks of a PEM text. Some tools add text before a block, or write line ends as CRLF or as a backslash
+    and an n."""
     text = re.sub(r"\\r|\r", "", given).replace("\\n", "\n")
     kind = "PRIVATE KEY" if name == KEY else "CERTIFICATE"
     blocks = [found[0] for found in _BLOCK.finditer(text) if found[1].endswith(kind)]
@@ -166,14 +172,14 @@ def _pem_text(name: str, given: str) -> str:
 
 
 def _authority(properties: Mapping[str, Any]) -> str:
-    store = _opened(properties, TRUST_STORE, _TRUST_STORE_PASSWORD)
+    store = _open_store(properties, TRUST_STORE, _TRUST_STORE_PASSWORD)
     if not store.trusted:
         raise ConfigurationError(f"{TRUST_STORE!r} of the kafka sink has no trusted certificate", option=TRUST_STORE)
     return "".join(map(ssl.DER_cert_to_PEM_cert, store.trusted))
 
 
 def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
-    store = _opened(properties, KEY_STORE, _KEY_STORE_PASSWORD)
+    store = _open_store(properties, KEY_STORE, _KEY_STORE_PASSWORD)
     aliases = ", ".join(sorted(store.keys))
     if not store.keys:
         raise ConfigurationError(
@@ -199,7 +205,7 @@ def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _opened(properties: Mapping[str, Any], location: str, password: str) -> _Store:
+def _open_store(properties: Mapping[str, Any], location: str, password: str) -> _Store:
     content = Path(str(properties[location])).read_bytes()
     secret = str(properties.get(password, ""))
     with contextlib.suppress(ValueError):
@@ -254,12 +260,12 @@ def _pkcs12(content: bytes, password: str) -> _Store:
 
 
 _KEY_BAG = bytes.fromhex("060b2a864886f70d010c0a0102")  # the OID of pkcs8ShroudedKeyBag (RFC 7292)
-_NAME = re.compile(re.escape(bytes.fromhex("06092a864886f70d010914")) + rb"1.\x1e(.)", re.DOTALL)  # its friendlyName
+_NAME = re.compile(re.escape(bytes.fromhex("06092a864886f70d010914")) + rb"1.\x1e(.)", re.DOTALL)  # the friendlyName
 
 
 def _keys_in(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the alias of each private key in a PKCS#12 store and the key, still encrypted. cryptography would return
-    only the first one. The bags of keys, unlike those of certificates, are not encrypted as a whole."""
+    """Yield the alias and the encrypted bytes of each private key in a PKCS#12 store. ``cryptography`` returns only the
+    first key. Unlike the bags of certificates, those of keys are not encrypted as a whole."""
     bags = content.split(_KEY_BAG)[1:]
     for bag in bags:
         encrypted, attributes = _field(bag)
@@ -268,7 +274,7 @@ def _keys_in(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 _JKS_MAGIC = bytes.fromhex("feedfeed")
-_JKS_SALT = b"Mighty Aphrodite"  # of the checksum: sun.security.provider.JavaKeyStore
+_JKS_SALT = b"Mighty Aphrodite"  # salts the checksum: sun.security.provider.JavaKeyStore
 _SHA1_BYTES = 20
 
 
@@ -276,7 +282,7 @@ def _jks(content: bytes, password: str) -> _Store:
     """Read the older of Java's two formats. Source: OpenJDK's JavaKeyStore.java and KeyProtector.java.
 
     Raises:
-        ValueError: the store is damaged, or the password is another.
+        ValueError: the store is damaged, or the password is wrong.
     """
     body, checksum = content[:-_SHA1_BYTES], content[-_SHA1_BYTES:]
     in_java = password.encode("utf-16-be")
@@ -292,7 +298,7 @@ def _jks(content: bytes, password: str) -> _Store:
         return stream.read(number(form))
 
     def certificate() -> bytes:
-        data(">H")  # its kind, X.509
+        data(">H")  # its type, X.509
         return data(">I")
 
     keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
@@ -303,7 +309,7 @@ def _jks(content: bytes, password: str) -> _Store:
             tag, alias, _created = number(">I"), data(">H").decode(), number(">Q")
             if tag == 1:
                 protected = data(">I")
-                keys[alias] = functools.partial(_unprotected, protected), [certificate() for _ in range(number(">I"))]
+                keys[alias] = functools.partial(_decrypt, protected), [certificate() for _ in range(number(">I"))]
             else:
                 trusted.append(certificate())
     except struct.error:
@@ -311,8 +317,8 @@ def _jks(content: bytes, password: str) -> _Store:
     return _Store(keys, trusted)
 
 
-def _unprotected(protected: bytes, password: str) -> bytes:
-    """Decrypt a key of a JKS store: a stream of SHA-1 digests, begun by a salt, is added to it."""
+def _decrypt(protected: bytes, password: str) -> bytes:
+    """Decrypt a key of a JKS store, which is XORed with a chain of SHA-1 digests that starts from a salt."""
     fields, _ = _field(protected)  # an EncryptedPrivateKeyInfo: the algorithm, then the octets
     _, end = _field(fields)
     octets, _ = _field(fields[end:])
@@ -328,7 +334,7 @@ def _unprotected(protected: bytes, password: str) -> bytes:
 
 
 def _field(der: bytes) -> tuple[bytes, int]:
-    """Return the content of the first field of some DER, and where it ends."""
+    """Return the content of the first DER field, and the offset of its end."""
     size = der[1] & 0x7F if der[1] & 0x80 else 0
     begin = 2 + size
     end = begin + (int.from_bytes(der[2:begin], "big") if size else der[1])

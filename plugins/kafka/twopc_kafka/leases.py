@@ -1,10 +1,9 @@
 """Leased names: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
 
-Kafka keeps every name that it has seen for days, so names are used again. Beginning a transaction
-under a name rolls back the transaction that is open under it. An attempt may be late by any time: it waited for a
-broker, its machine was suspended, its rival won long ago. No clock shows when it is dead, but the kernel of its machine
-does: a name is a file with a lock. The attempt holds the lock while it may still begin, and the lock ends with its
-process.
+Kafka keeps every name for days, so names are used again. Beginning a transaction under a name rolls back the
+transaction that is open under it. An attempt may be late by any amount of time: it waited for a broker, its machine was
+suspended, or its rival won long ago. No clock shows when it is dead, but the kernel of its machine does: a name is a
+file with a lock. The attempt holds the lock while it may still begin, and the lock ends with its process.
 
 ``next_use`` has the rules for the attempt that holds a name's lock:
 
@@ -15,7 +14,7 @@ process.
 - The last user died or failed before everything it sent was answered, or the machine has booted since: give the file
   another name. Requests sent under the old one may still arrive.
 
-So a machine has four names (``BATCH_SLOTS``) per attempt that it had in one round, and four more per attempt that died,
+So a machine has four names (``BATCH_SLOTS``) per attempt of its largest round, and four more per attempt that died,
 failed or did not use its leased name.
 """
 
@@ -41,10 +40,10 @@ from twopc.transactional_ids import BATCH_SLOTS
 logger = logging.getLogger(__name__)
 
 NAMES_AT_MOST = 10_000
-"""Names of one pool on one machine: more attempts of one round than any machine runs."""
+"""The most names of one pool on one machine: more than any machine runs attempts in one round."""
 
 RoundNumbers: TypeAlias = "tuple[int, int]"
-"""Incarnation and batch id of a round, in the order in which rounds follow each other."""
+"""Incarnation and batch id of a round. Later rounds compare greater."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +93,11 @@ class Lease:
     def answered(self) -> None:
         """Note that the target system has answered every request under this name, so none can arrive later."""
         if self._slot is not None:
-            with contextlib.suppress(OSError):  # costs a name, nothing else
+            with contextlib.suppress(OSError):  # costs only the name
                 self._slot.write(_to_json(replace(self._use, is_answered=True)))
 
     def release(self) -> None:
-        """Give the name back: its transaction is pre-committed or rolled back, and no other will begin."""
+        """Give the name back. Its transaction is pre-committed or rolled back, and this lease begins no other."""
         if self._slot is not None:
             self._slot.close()
             self._slot = None
@@ -110,7 +109,7 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
     If this machine has no folder to lock files in, every lease is a new name, which the target system has to keep.
 
     Raises:
-        PoolExhausted: attempts of this round or newer ones hold too many.
+        PoolExhausted: attempts of this round or newer ones hold all names.
     """
     searched, first = _searched.get(pool, (round, 0))
     try:
@@ -135,17 +134,17 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
 
 
 _searched: dict[str, tuple[RoundNumbers, int]] = {}
-"""In this process: pool → the last round, and how many files of the pool its attempts have looked at. No later attempt
-of the round looks at these again: with many tasks in one process, the looks would grow with the square of their number.
-Skipping a file is always safe."""
+"""Pool → its last round in this process, and how many files the attempts of that round have tried. Later attempts of
+the round skip these files, else the number of tries would grow with the square of the number of tasks. Skipping a file
+is always safe."""
 
 
 def open_slot(pool: str, number: int) -> Slot | None:
-    """Return the file of that number, locked, or None if another process or attempt holds it.
+    """Lock and return file ``number`` of a pool, or return None if another process or attempt holds it.
 
     Raises:
-        OSError: its folder is missing or belongs to another user.
-        ImportError, AttributeError: this system has no such locks, or no such users.
+        OSError: the folder can't be created, or belongs to another user.
+        ImportError, AttributeError: this system has no file locks, or no user ids.
     """
     folder = _folder(pool)
     try:
@@ -159,7 +158,7 @@ class Slot:
     """A locked file of the pool."""
 
     def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closed with the object, if by nobody before
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closed with the object at the latest
 
     @classmethod
     def locked(cls, path: Path) -> Slot | None:
@@ -179,17 +178,17 @@ class Slot:
 
     def write(self, data: bytes) -> None:
         """Replace the content. Raises OSError."""
-        os.pwrite(self._file.fileno(), data, 0)  # half of it, left by a crash, is no JSON and gets another name
+        os.pwrite(self._file.fileno(), data, 0)  # a crash may leave invalid JSON, which costs the name
         os.ftruncate(self._file.fileno(), len(data))
 
     def close(self) -> None:
-        """Unlock, as the end of the process does."""
+        """Unlock the file. The end of the process does the same."""
         self._file.close()
 
 
 def _folder(pool: str) -> Path:
-    """Return the folder of this user, this machine and this pool. Containers that share a disk have others."""
-    digest = hashlib.sha256(pool.encode()).hexdigest()[:32]  # a pool's name may be longer than a file's may be
+    """Return this user's folder for the pool on this machine. Containers that share a disk have separate folders."""
+    digest = hashlib.sha256(pool.encode()).hexdigest()[:32]  # a pool's name may be too long for a folder's
     return Path(tempfile.gettempdir()) / f"twopc-{os.getuid()}" / socket.gethostname() / digest
 
 
@@ -208,14 +207,14 @@ def _require_own(path: Path, status: os.stat_result) -> None:
 
 @functools.cache
 def _boot() -> str:
-    """Return the id of this boot of this machine. A clone of its disk, or a disk that lost writes, has another."""
+    """Return the id of this machine's current boot. A clone of its disk, or a disk that lost writes, has another."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-@functools.cache  # so that a process warns once
+@functools.cache  # warns once per process and reason
 def _warn(reason: str) -> None:
     logger.warning(
         "transactional ids can't be used again on this machine (%s), so each transaction has a new one, which its"

@@ -1,10 +1,10 @@
-"""Whole batches for readers: each record names its batch in a header, and a marker in another topic states what is
-complete.
+"""Whole batches for readers: each record names its batch in a header, and a marker in another topic announces each
+complete batch.
 
 ``docs/examples/markers`` has readers. A marker states a fact about a decided and committed batch, so it may be written
-twice: after a crash, nobody knows whether it was. The sink's ``announce`` writes it after all sinks have committed and
-completed the batch, from the transactions that the log has then. If Kafka had rolled some back, these are their
-replacements, whose partitions and offsets may differ.
+again after a crash, when it is not known whether it was. The sink's ``announce`` writes it after all sinks have
+committed and completed the batch, from the transactions that are then in the log. Transactions that Kafka rolled back
+are replaced there by others, whose partitions and offsets may differ.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from twopc_kafka.client.kafka_python import MemoryRecordsBuilder
 HEADER = "twopc-batch"
 
 PARTITION = 0
-"""The partition of all markers, so that they have one order: a topic of markers needs no second one."""
+"""The partition of all markers, which keeps them in order. A marker topic needs only this one."""
 
 UNKNOWN_END = 2**63 - 1
-"""Stands for the end offset in a partition whose broker has not reported it. No marker has it."""
+"""Stands for an end offset that the broker has not reported. It never gets into a marker."""
 
 _GZIP = 1
-"""Kafka's number of a compression that every reader supports, and Python without further packages. The rows of a marker
-shrink to a fifth."""
+"""Kafka's number for gzip, which every reader supports, and Python without further packages. It shrinks the rows of a
+marker to a fifth."""
 
 Written: TypeAlias = Mapping[tuple[str, int], tuple[int, int]]
-"""Topic and partition → the number of records written there, and the offset after the last of them, the end offset."""
+"""Topic and partition → the number of records written there, and the end offset, which follows the last of them."""
 
 
 def batch_name(log_id: str, batch_id: int) -> str:
-    """Return the name of a batch, which no batch of another log has."""
+    """Return the name of a batch, unique among all logs."""
     return f"{log_id}/{batch_id}"
 
 
 def stamped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Return records with one more header each, the last one: the name of their batch."""
+    """Return the records with one more header each, the last, which has the name of their batch."""
     count = batch.num_rows
     key, value = pa.array([HEADER], pa.string()), pa.array([name.encode()], pa.binary())
     lengths, place = np.zeros(count, np.int64), batch.schema.get_field_index("headers")
@@ -66,10 +66,10 @@ def stamped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
 
 
 def handle_of(topic: str, written: Written, records: int) -> dict[str, JsonValue]:
-    """Return what a transaction's handle must have for the marker in ``topic``.
+    """Return the part of a transaction's handle that the marker in ``topic`` is made from.
 
     Raises:
-        RoundAborted: the brokers' reports do not say where all ``records`` were written.
+        RoundAborted: the brokers have not reported where all ``records`` were written.
     """
     reported = sum(count for count, _ in written.values())
     if reported != records or UNKNOWN_END in (end for _, end in written.values()):
@@ -84,7 +84,7 @@ def handle_of(topic: str, written: Written, records: int) -> dict[str, JsonValue
 
 
 def topic_of(committables: Iterable[Committable]) -> str | None:
-    """Return the topic of markers that a decided batch of one sink was written for, None for no markers."""
+    """Return the topic that gets the marker of a decided batch of one sink, or None if there is no marker."""
     return next((str(each.handle["marker_topic"]) for each in committables if "marker_topic" in each.handle), None)
 
 
@@ -93,10 +93,10 @@ class Marker:
     """A batch's marker.
 
     Attributes:
-        topic: where it is written.
+        topic: the topic of the marker.
         batch: the batch's name.
-        written: what the batch has written where. The end offsets include records that were given up, their numbers
-            do not.
+        written: how much the batch has written to each partition. End offsets include records that were given up,
+            counts do not.
         given_up: the number of records that an operator gave up. Readers may see any of them, or none.
     """
 
@@ -106,7 +106,7 @@ class Marker:
     given_up: int
 
     def encoded(self) -> bytes:
-        """Return the marker as a record batch."""
+        """Return the marker as a Kafka record batch."""
         rows = [[topic, number, count, end] for (topic, number), (count, end) in sorted(self.written.items())]
         stated = {"batch": self.batch, "partitions": rows} | ({"given_up": self.given_up} if self.given_up else {})
         name, value = self.batch.encode(), json.dumps(stated, separators=(",", ":")).encode()
@@ -124,15 +124,15 @@ def due(
 ) -> Iterator[Marker]:
     """Yield the markers that ``sink`` has to write for a batch.
 
-    A batch has one marker in each topic of markers, whichever sinks name that topic. The first of them, by name, that
-    has written records writes it. So a batch without records has none.
+    A batch has one marker per marker topic, however many sinks name that topic. The first sink by name that has written
+    records writes it, so a batch without records has no marker.
     """
     noted: dict[tuple[Any, Any], list[tuple[str, Committable, bool]]] = defaultdict(list)
     for of_sinks, is_committed in ((committed, True), (given_up, False)):
         for name, committables in of_sinks.items():
             for each in committables:
                 if "marker_topic" in each.handle:
-                    # With the cluster: another one may have a topic of the same name.
+                    # Another cluster may have a topic of the same name.
                     place = each.handle["marker_topic"], each.handle["marker_cluster"]
                     noted[place].append((name, each, is_committed))
     for (topic, _), notes in noted.items():

@@ -6,5 +6,5 @@ from twopc_kafka.offsets_sink import KafkaProgressSink
 
 @hookimpl
 def twopc_sink() -> type[KafkaProgressSink]:
-    """A consumer group's offsets, in Kafka transactions."""
+    """Return the sink class for ``twopc.create_sink("kafka-offsets", ...)``."""
     return KafkaProgressSink

@@ -1,8 +1,7 @@
 """The sink of a consumer group's offsets: how far a query has read its topics, decided together with its output.
 
 A transaction of offsets is handled like any other: it is sealed, decided, ended by producer id and epoch, and found by
-recovery. Offsets that were committed without a transaction would lack these conditions, and an old driver that wakes up
-could set the group back.
+recovery. If offsets were committed without a transaction, an old driver that wakes up could set the group back.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class KafkaProgressSink(KafkaSink):
     read in the partition.
 
     Args:
-        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery``, ``writer``,
+        options: the options of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery``, ``writer``,
             ``batch.markers`` and ``upsert_by``; and ``group.id``, a group that only this query uses, on the cluster
             that the query reads from.
 

@@ -1,7 +1,7 @@
-"""The sink's own options, and librdkafka's, which are passed on.
+"""The sink's own options, and those that are passed on to librdkafka.
 
 Two clients use the options: librdkafka, if it is the writer, and kafka-python for the Arrow writer and for the control
-connection, which describes, lists and ends transactions. ``connection_options`` has those that both must honor.
+connection, which describes, lists and ends transactions. ``connection_options`` has the options that both must honor.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ _OWN = (
 """The options that are not passed on to librdkafka."""
 
 _READ_ALIKE = ("partitioner", "enable.idempotence", "enable.sparse.connections")
-"""The options that are passed on as the sink has read them, because the clients know fewer spellings."""
+"""The options that are passed on in the sink's own spelling, because the clients accept fewer spellings."""
 
 _OURS = {
     "metadata.broker.list": connection_options.OTHER_SERVERS,
@@ -258,7 +258,7 @@ class KafkaOptions:
         return self.transaction_timeout_ms if self.has_timeout else None
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
-        """Return the options with another ``transaction.timeout.ms``, and with what it limits lowered to fit."""
+        """Return the options with another ``transaction.timeout.ms``. Timeouts that it limits are lowered to fit."""
         properties = {**self.with_message_timeout(timeout_ms).properties, "transaction.timeout.ms": timeout_ms}
         return replace(self, commit_margin_ms=min(self.commit_margin_ms, timeout_ms // 3), properties=properties)
 
@@ -269,7 +269,7 @@ class KafkaOptions:
 
     @property
     def control(self) -> dict[str, Any]:
-        """The options of the connection, as kafka-python's."""
+        """The connection options, translated for kafka-python."""
         return connection_options.control(self.properties)
 
 
@@ -339,7 +339,7 @@ def _refuse_markers_that_mean_nothing(marker_topic: str | None, topic: str | Non
 
 def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:
     if margin_ms is None:
-        return timeout_ms // 3  # the time for restarting a driver that dies after the decision
+        return timeout_ms // 3  # for restarting a driver that dies after the decision
     if margin_ms >= timeout_ms:
         raise wrong_value(OWNER, "commit.margin.ms", f"a whole number below 'transaction.timeout.ms' ({timeout_ms})")
     return margin_ms

@@ -6,5 +6,5 @@ from twopc_kafka.sink import KafkaSink
 
 @hookimpl
 def twopc_sink() -> type[KafkaSink]:
-    """Kafka, by its transactions."""
+    """Return the sink class for ``twopc.create_sink("kafka", ...)``."""
     return KafkaSink

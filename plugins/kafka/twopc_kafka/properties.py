@@ -1,6 +1,6 @@
-"""The properties of librdkafka that pass through the sink, with their values, as of librdkafka 2.16 (CONFIGURATION.md).
+"""The properties that the sink passes on to librdkafka, and their values, as of librdkafka 2.16 (CONFIGURATION.md).
 
-A producer would check them too, but it starts threads, and reports what is wrong only as text that quotes the value.
+A producer would check them too, but it starts threads, and reports an error only as text that quotes the value.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from twopc.errors import ConfigurationError
 from twopc.options import Kind, choice, choices, flag, text, whole_number, wrong_value
 
 BY_KEY = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a")
-"""The partitioners by which all records of a key are in one partition. What is random of them is where a record without
-a key goes."""
+"""The partitioners that send all records of a key to one partition. "random" in a name refers to records without a
+key."""
 
 PARTITIONER = choice("random", *BY_KEY)
 
@@ -72,7 +72,7 @@ _CONTEXTS = (
 
 
 def _milliseconds(most: int) -> Kind:
-    """Milliseconds, which may have a fraction."""
+    """Return the kind of a number of milliseconds, which may have a fraction."""
 
     def read(given: Any) -> float:
         if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", str(given).strip()) or float(given) > most:
@@ -118,21 +118,21 @@ ALIASES: Mapping[str, str] = {
     "retries": "message.send.max.retries",
     "sasl.mechanisms": "sasl.mechanism",
 }
-"""A property's other name → its name in this sink."""
+"""A property's alias → its name in this sink."""
 
 NAMES = (*_KINDS, *ALIASES)
 
 
 def refuse_other_types(owner: str, options: Mapping[str, Any]) -> None:
-    """Refuse values that are neither text nor numbers. confluent-kafka also takes callbacks, bytes and options of
-    topics in a dictionary, but these have no translation for kafka-python, and may not travel to a participant."""
+    """Refuse values that are neither text nor numbers. confluent-kafka also takes callbacks, bytes and a dictionary of
+    topic options, but these can't be translated for kafka-python, and some can't be sent to a participant."""
     for name, value in options.items():
         if not isinstance(value, str | int | float):
             raise wrong_value(owner, name, "text or a number")
 
 
 def by_one_name(owner: str, given: Mapping[str, Any], ours: Container[str]) -> dict[str, Any]:
-    """Return the options with librdkafka's other names of those in ``ours`` replaced."""
+    """Return the options, with aliases of the options in ``ours`` replaced."""
     for other, one in ALIASES.items():
         if one in given and other in given:
             raise ConfigurationError(
@@ -158,12 +158,12 @@ def check(owner: str, properties: Mapping[str, Any]) -> None:
                 kind.read(value)
                 continue
             except (ValueError, TypeError):
-                pass  # raised outside, as an error from here would carry the value in its context
+                pass  # raised below: an error from here would carry the value in its context
             raise wrong_value(owner, name, kind.must_be)
 
 
 def check_together(owner: str, properties: Mapping[str, Any], is_transactional: bool) -> None:
-    """Check the properties that depend on each other. Every value has been checked by itself.
+    """Check the properties that depend on each other. Each value has been checked by itself before.
 
     Raises:
         ConfigurationError: two values contradict each other.
@@ -181,7 +181,7 @@ def check_together(owner: str, properties: Mapping[str, Any], is_transactional: 
 
 
 def _value(properties: Mapping[str, Any], given: Mapping[str, str], name: str) -> Any:
-    """Return a property, or librdkafka's default for it."""
+    """Return a property's value, or librdkafka's default."""
     value = properties[given[name]] if name in given else _DEFAULTS[name]
     return flag().read(value) if name == "enable.idempotence" else _KINDS.get(name, whole_number()).read(value)
 

@@ -77,7 +77,7 @@ TRIAL_TIMEOUT_MS = 5_000
 """How long the trial of ``twopc doctor`` waits for a broker."""
 
 UNKNOWN_TOPIC_S = 2.0
-"""How long a topic may be unknown before most brokers are asked. They lag for milliseconds after its creation."""
+"""How long a topic may be unknown before all brokers are asked. A broker learns of a new topic within milliseconds."""
 
 
 class _GivenUp:
@@ -87,7 +87,7 @@ class _GivenUp:
         self._count = 0
 
     def note(self, error: NotCommitted) -> None:
-        """Log an id. Warn at the tenth, the hundredth, the thousandth, and so on."""
+        """Log an id that was given up. Warn at the tenth, the hundredth, the thousandth, and so on."""
         self._count += 1
         logger.info("%s. Another id is used instead", error)
         if self._count >= 10 and str(self._count) == f"1{'0' * (len(str(self._count)) - 1)}":
@@ -123,8 +123,8 @@ class KafkaTransaction(Transaction):
 
 @contextlib.contextmanager
 def _locating(transaction: KafkaTransaction) -> Iterator[None]:
-    """Count the position of a record that the brokers refuse from the record batch that is written, as the participant
-    expects it. The record may be in an earlier one."""
+    """Make the position of a refused record relative to the record batch that is being written, as the participant
+    expects it. It is negative for a record of an earlier record batch."""
     try:
         yield
     except RefusedByBrokers as error:
@@ -149,7 +149,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         " from the source's offsets of this batch in the checkpoint, then give the transaction up with 'twopc abandon'"
         " and start the query again."
     )
-    """What to do when Kafka has rolled back a decided transaction. Ends that error's message."""
+    """What to do when Kafka has rolled back a decided transaction: the last part of the error's message."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
@@ -158,10 +158,10 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def _forget(self) -> None:
         self._hanging = hanging.Hanging(self._options.topic)
-        self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
+        self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, once readers see them
         self._stuck = Stuck()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
-        self._refusal: ConfigurationError | None = None  # of the next batch, as decided ones are committed first
+        self._refusal: ConfigurationError | None = None  # raised for the next batch: decided ones come first
         self._decided_markers: Mapping[int, str | None] = {}  # for batches that were decided before this process
 
     def unbound(self) -> Self:
@@ -189,7 +189,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         # A replay takes a name that no transaction has used. A used name may be that of a committed transaction of
-        # the same batch. Kafka must show that commit until the log records it, so nothing may begin by the name.
+        # the same batch. Kafka must show that commit until the log records it, so nothing may begin under that name.
         is_new = transaction_id.replay > 0
         round = transaction_id.round.incarnation, transaction_id.round.batch_id
         while True:
@@ -206,7 +206,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
     def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> Writer | ArrowWriter | OffsetsWriter:
-        """Begin the transaction of that name. Raises ``NotCommitted`` if the one before was not committed."""
+        """Begin a transaction under ``name``. Raises ``NotCommitted`` if its last transaction was not committed."""
         options = replace(self._options, marker_topic=marker_topic)
         if options.writer == ARROW:
             return ArrowWriter(options, name, was_used)
@@ -215,8 +215,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         return Writer(options, name)
 
     def _marker_topic(self, batch_id: int) -> str | None:
-        """Return the topic of a batch's marker. Upholds: a decided batch whose lost transactions are written again is
-        written for the same marker, though the option may have changed since."""
+        """Return the topic of a batch's marker. Upholds: if transactions of a decided batch are lost and written again,
+        the batch keeps its marker's topic, even if the option has changed."""
         return self._decided_markers.get(batch_id, self._options.marker_topic)
 
     def _require_committed(self, name: str) -> None:
@@ -257,7 +257,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             yield from written_without(write, batch)
 
     def _rules(self, transaction: KafkaTransaction, topic: str) -> TopicRules:
-        """What a topic accepts, as looked up once per transaction."""
+        """Return what a topic accepts, looked up once per transaction."""
         if topic not in transaction.rules:
             timeout_ms = int(self._options.properties["message.timeout.ms"])
             cluster = cluster_of(self._options.control, timeout_ms)
@@ -294,7 +294,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def open(self) -> None:
         """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse what
-        would fail in each task, unless a decided batch is to be committed first: then the next batch is refused.
+        would fail in each task. If a decided batch must be committed first, refuse the next batch instead.
 
         Raises:
             ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, the options require
@@ -350,8 +350,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             self._require_right_to_mark(self._options.marker_topic)
 
     def _require_right_to_mark(self, topic: str) -> None:
-        """Raise ``ConfigurationError`` if this principal may not write to ``topic``, before a batch is committed that
-        would wait for its marker."""
+        """Raise ``ConfigurationError`` if this principal may not write to ``topic``. Without this check, a batch would
+        be committed and then wait for its marker."""
         if not self._leaders.may_write(topic):
             raise ConfigurationError(
                 f"this principal may not write to topic {topic!r} (the option 'batch.markers'). Grant it WRITE there.",
@@ -361,8 +361,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
     def _require_topic(self, topic: str | None, option: str = "topic") -> None:
         """Raise if a topic of the options does not exist.
 
-        Upholds: an answer that may be stale is not final. A broker that lags behind the topic's creation, or is cut
-        off, does not know it. So it is looked up again for a moment, and refused only if most brokers do not know it.
+        Upholds: an answer that may be stale is not final. A broker that lags or is cut off may not know a new topic. So
+        the topic is looked up again for ``UNKNOWN_TOPIC_S``, and refused only if most brokers do not know it.
 
         Raises:
             ConfigurationError: it does not exist.
@@ -388,7 +388,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             yield CheckResult.of(f"topic {topic!r}: right to write", lambda: self._require_right_to_mark(topic))
 
     def _try(self) -> Iterator[CheckResult]:
-        """Begin a transaction as a task does, and write without a record that readers would see."""
+        """Begin a transaction as a task does, and write to it without a record that readers would see."""
         options = self._options
         self._options = options.with_message_timeout(TRIAL_TIMEOUT_MS)
         try:
@@ -407,8 +407,9 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             yield checks.try_to_commit(self._control, name, producer)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        """Veto the batch if a transaction is not ongoing any more. Note in each handle the version of EndTxn that will
-        end the transaction, as a repeat must use the same one, and its partitions, which Kafka forgets with its end."""
+        """Veto the batch if a transaction is no longer ongoing. Add to each handle the version of EndTxn that will end
+        the transaction, because a repeat must use the same one, and its partitions, which Kafka forgets when it ends.
+        """
         if not self._is_transactional or not committables:
             return committables
         if any(has_timeout(committable) for committable in committables):
@@ -454,7 +455,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 )
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
-        """Describe the transactions, and prove each state that would be a veto: that costs less than to run the batch
+        """Describe the transactions. Prove each state that would veto the batch, which costs less than running it
         again."""
         described = self._control.describe([committable.transaction_id for committable in committables])
         doubtful = [c.transaction_id for c in committables if not is_ongoing(described.get(c.transaction_id), c)]
@@ -466,7 +467,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             raise RoundAborted(f"{error.message}. The batch can be run again.") from error
 
     def _refuse_too_old(self, age_s: float, records: int) -> None:
-        """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
+        """Raise if Kafka may roll the batch back before its commit completes. Running it again is better."""
         timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
         age_ms = age_s * 1000
         left_ms = timeout_ms - age_ms
@@ -518,7 +519,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         """Ask for all commits without waiting for each answer."""
         since_s = time.monotonic() - METADATA_MAX_AGE_S
         if any(topics.deleted_since(self._leaders, one, since_s) for one in topics.one_per_topic(committables)):
-            return ()  # what is left of each transaction is the concern of 'commit'
+            return ()  # 'commit' decides about each transaction
         due = {identity_of(one): (self._name(one), version_of(one)) for one in committables if one.handle}
         first = due.keys() - self._asked_to_commit
         self._asked_to_commit |= due.keys()
@@ -530,18 +531,17 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         answers = {each: to_end(name) if name else None for each, name in asked.items()}
         committed = {each for each, answer in answers.items() if answer is EndTxnAnswer.DONE}
         refused = {each for each, answer in answers.items() if answer is EndTxnAnswer.DESCRIBE}
-        # What was refused is asked for again, and was not committed before.
+        # 'commit' asks for refused commits again. A refused first request did not commit, so it is forgotten.
         self._asked_to_commit -= committed | (first & refused) | (first - answers.keys())
         return [one.transaction_id for one in committables if not one.handle or identity_of(one) in committed]
 
     def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:
-        """Raise if a topic was deleted since the decision, and maybe created again. Kafka would commit what is left of
-        the transaction without an error, so an ongoing one is rolled back first. Metadata of ``since_s`` or later will
-        do.
+        """Raise if a topic was deleted since the decision, and maybe created again. Kafka would commit the rest of the
+        transaction without an error, so roll it back first if it is ongoing. Use metadata from ``since_s`` or later.
 
         Raises:
             TransactionLost: nothing of it is committed, so it may be written again as a whole.
-            OutcomeUnknown: it is committed, and whether readers had its records before can't be known.
+            OutcomeUnknown: it is committed, and readers may or may not have seen the deleted records.
         """
         if identity_of(committable) in self._visible:
             return  # readers had its records before the topic was deleted
@@ -553,7 +553,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         deleted = f"topic {topic!r} was deleted since, with the id {id}, and its records there with it"
         match outcome_of(self._state(committable), committable):
             case Outcome.ONGOING:
-                # Only a write makes it certain: the description may be stale, and an earlier commit on its way.
+                # Only a write gives certainty: the description may be stale, or an earlier commit still on its way.
                 answer = self._control.end(
                     self._name(committable), *identity_of(committable), commit=False, version=version_of(committable)
                 )
@@ -569,9 +569,10 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 )
 
     def _state(self, committable: Committable) -> TransactionState | None:
-        """Describe the transaction, and prove an answer that would end the query.
+        """Describe the transaction, and prove an answer that would stop the query.
 
-        "Committed" is final, and "not yet" is asked again. "Unknown" and "rolled back" may be stale (invariant 10).
+        "Committed" is final, and the caller repeats after "ongoing" and "ending". "Unknown" and "rolled back" may be
+        stale (invariant 10).
         """
         name = committable.transaction_id
         state = self._control.describe([name]).get(name)
@@ -608,13 +609,13 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 )
 
     def _lost(self, committable: Committable, what: str) -> TransactionLost:
-        """Return the error for a lost transaction. Records that have a copy must not be written by other means: the
-        coordinator writes them again, or says how to have them written."""
+        """Return the error for a lost transaction. Records with a replay copy must not be written by other means: the
+        coordinator writes them again, or reports how to do so."""
         return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Return when readers see the whole batch. Kafka answers a commit before it has written its markers, and may
-        leave one out. So a sink that commits last comes after that, too."""
+        """Return once readers see the whole batch, so that a sink that commits last is never ahead of it. Kafka answers
+        a commit before it has written the markers, and may leave one out."""
         ended = [committable for committable in committables if committable.handle]
         if not ended:
             return
@@ -648,8 +649,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         committed: Mapping[str, Sequence[Committable]],
         given_up: Mapping[str, Sequence[Committable]],
     ) -> None:
-        """Write the markers that are this sink's to write, without regard to its options: the batch may have been
-        decided with others."""
+        """Write the markers that this sink owes the batch. They do not depend on its options, which may have changed
+        since the decision."""
         for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed, given_up):
             what = f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}"
             code = self._leaders.append(marker.topic, markers.PARTITION, marker.encoded())
@@ -658,7 +659,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                     self._require_topic(marker.topic, "batch.markers")
                 if code:
                     raise failure(meaning(code), what)
-            except RoundAborted as error:  # for now, or it may have been written
+            except RoundAborted as error:  # the refusal is temporary, or the marker may have been written
                 raise Retriable(error.message) from error
             except Refused as error:
                 raise OperatorRequired(
@@ -672,16 +673,16 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         elif self._is_transactional:
             topics = sorted(partitions_of(committables))
         else:
-            return None  # no record of a batch has its topics
+            return None  # without a transaction, nothing records a batch's topics
         return [of_topic(self._options.bootstrap_servers, topic) for topic in topics]
 
     def discard(self, transaction: KafkaTransaction) -> None:
-        if not transaction.is_pre_committed:  # else the sweep ends it, and sees where it wrote
+        if not transaction.is_pre_committed:  # else the sweep ends it, and notes where it wrote
             transaction.writer.abort()
             transaction.lease.release()
 
     def abort(self, committable: Committable) -> None:
-        """Abort by producer id and epoch. Any answer by which this transaction is not open any more is a success."""
+        """Abort by producer id and epoch. The call succeeds whenever this transaction is no longer open."""
         if not committable.handle:
             return
         name = self._name(committable)
@@ -691,15 +692,15 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             abort(self._control, committable)
 
     def _name(self, committable: Committable) -> str:
-        """The transactional id. Raises ``CorruptLog`` if it is not this sink's: other queries use the same brokers."""
+        """Return the transactional id. Raises ``CorruptLog`` if it is not this sink's but maybe another query's."""
         if not self.transactional_ids.owns_leased(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
 
     def recover(self) -> Iterable[Committable]:
-        """Return the transactions that are open at their coordinators, and those that hang, i.e. that are open only in
-        a partition."""
-        # Independent of 'delivery', which may have been exactly-once before.
+        """Return the transactions that are open at their coordinators, and those that hang, i.e. are open only in a
+        partition."""
+        # This does not depend on 'delivery', which may have been exactly-once before.
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [(name, state) for name, state in listed if state.state == "Ongoing"]
         for _, state in ongoing:
@@ -713,14 +714,14 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         return [*open_, *self._hanging.found(self._control, self._of_producers)]
 
     def open_transactions(self) -> OpenTransactions:
-        """Count the transactions that their coordinators have open. One that is open in a partition alone holds back
-        readers there."""
+        """Count the transactions that are open at their coordinators, and find the partitions where readers are held
+        back, also by a transaction that is open only there."""
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [state for _, state in listed if state.state == "Ongoing" and state.began_ms >= 0]
         written_to: dict[str, set[int]] = defaultdict(set)
         for state in ongoing:
             for topic, numbers in state.partitions.items():
-                if not topic.startswith("__"):  # in which groups keep their offsets, and nobody reads records
+                if not topic.startswith("__"):  # groups keep their offsets there, and have no readers to hold back
                     written_to[topic].update(numbers)
         held_back = self._leaders.held_back(written_to, self._options.topic)
         oldest = min(ongoing, key=lambda state: state.began_ms, default=None)

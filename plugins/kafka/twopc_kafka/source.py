@@ -1,7 +1,7 @@
 """Kafka as the source of ``twopc.loop``: partitions assigned by hand, and read from the offsets in the log.
 
 The consumer group's own offsets are never used: a group commits by itself, and hands partitions over while a batch is
-undecided. Offsets that are not there any more are never skipped silently.
+undecided. Records that no longer exist are never skipped silently.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ClientT = TypeVar("ClientT")
 
 _TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 60.0
-"""How often to look for partitions that were added."""
+"""How often to look for added partitions."""
 
 MOST_RECORDS = 1_000_000
-"""librdkafka returns no more at a time."""
+"""The most records that librdkafka returns at a time."""
 
 _OWNER = "the kafka source"
 
@@ -63,25 +63,25 @@ _PASSING = (
     KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001  # its name
     KafkaError._PARTITION_EOF,  # noqa: SLF001  # its name
 )
-"""What librdkafka reports of brokers that are away. It goes on by itself."""
+"""The errors with which librdkafka reports that brokers are unreachable. It recovers by itself."""
 
 
 class KafkaSource:
-    """Reads topics, all partitions of them, by one process. New partitions are read from their first record on. The log
-    keeps the place in a topic that is left out, for a later start with it.
+    """Reads all partitions of some topics in one process. New partitions are read from their first record on. If a
+    topic is left out, the log keeps its position for a later start with that topic.
 
     The columns are ``topic``, ``partition``, ``offset``, ``timestamp``, ``key``, ``value`` and ``headers``, with the
     types of Spark's Kafka source.
 
     Args:
-        options: librdkafka's, and those of the connection as for ``KafkaSink``.
+        options: librdkafka's options. Connection options are those of ``KafkaSink``.
         topics: the names of the topics.
         max_records: the most records of a batch.
-        max_wait_s: how long to collect them.
+        max_wait_s: how long to collect the records of a batch.
         starts_at: ``earliest`` or ``latest``, for a log without a batch. With ``latest``, the first batch has no
-            records: it keeps the beginning in the log.
-        fail_on_data_loss: whether to stop if Kafka has deleted records that were not read. If not, the log has what was
-            skipped, in the batch's ``reads``.
+            records: it records the first offsets in the log.
+        fail_on_data_loss: whether to stop if Kafka has deleted records that were not read. If not, the batch's
+            ``reads`` in the log has the offsets that were skipped.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
@@ -123,7 +123,7 @@ class KafkaSource:
             "enable.partition.eof": False,
         }
         self._ids: dict[str, str] = {}
-        self._left: dict[str, JsonValue] = {}  # the places in topics that are not read now
+        self._left: dict[str, JsonValue] = {}  # positions in topics that are not read now
         self._only_begins = False
         self._next: dict[tuple[str, int], int] = {}
         self._skipped: dict[str, JsonValue] = {}
@@ -143,13 +143,14 @@ class KafkaSource:
             return kind({name: value for name, value in given.items() if name not in without}, logger=logger)
         except confluent_kafka.KafkaException as error:
             reason = error.args[0].str()
-        raise connection_options.unusable_here(_OWNER, reason)  # outside, as the error quotes values
+        raise connection_options.unusable_here(_OWNER, reason)  # not from librdkafka's error, which quotes values
 
     def begin(self, position: JsonValue) -> None:
-        """Continue at a position of the log, or at ``starts_at``. What was read before and not decided is read again.
+        """Continue at a position from the log, or at ``starts_at``. Records that were read but not decided are read
+        again.
 
         Raises:
-            OperatorRequired: a topic is gone, or is another one of the same name; or it no longer has the next record.
+            OperatorRequired: a topic is gone, was created again, or no longer has the next record.
             Retriable: the brokers did not answer.
         """
         known: Any = position or {}
@@ -164,12 +165,12 @@ class KafkaSource:
             self._next |= {(topic, int(number)): offset for number, offset in told["offsets"].items()}
         self._note(self._found(), self._starts_at if is_new else "earliest")
         for (topic, number), offset in [*self._next.items()]:
-            self._next[topic, number] = self._there(topic, number, offset)
+            self._next[topic, number] = self._next_offset(topic, number, offset)
         self._assign()
 
     def read(self) -> Read | None:
         """Return the next records. Raises like ``begin``."""
-        if self._only_begins:  # else a start before the first batch would begin later, and skip records
+        if self._only_begins:  # without this batch, a restart would begin at later offsets and skip records
             self._only_begins = False
             return Read(_records([]), self._position(), self._offsets())
         messages = [
@@ -179,7 +180,7 @@ class KafkaSource:
             self._next[str(message.topic()), int(message.partition() or 0)] = int(message.offset() or 0) + 1
         if messages or time.monotonic() - self._looked_s > LOOK_INTERVAL_S:
             before = len(self._next)
-            self._note(self._found(), "earliest")  # the topics are those of before, so the messages are theirs
+            self._note(self._found(), "earliest")  # raises if the topics, and so the messages, are others
             if len(self._next) > before:
                 self._assign()
         return Read(_records(messages), self._position(), self._offsets()) if messages else None
@@ -206,11 +207,11 @@ class KafkaSource:
         self.close()
 
     def _is_passing(self, message: confluent_kafka.Message) -> bool:
-        """Return whether a message reports that brokers are away. Raise any other error."""
+        """Return whether a message reports that brokers are unreachable. Raise any other error."""
         if (error := message.error()) is None:
             return False
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return True  # librdkafka looks for the coordinator of any group, and this source needs none
+            return True  # librdkafka looks up the group's coordinator, which this source does not need
         if error.code() in _PASSING or error.retriable():
             logger.warning("reading from Kafka: %s", error.str())
             return True
@@ -228,7 +229,7 @@ class KafkaSource:
         raise OperatorRequired(f"{where} can't be read: {error.str()} ({error.name()})")
 
     def _found(self) -> dict[str, tuple[str, int]]:
-        """Return the id of each topic, and its number of partitions."""
+        """Return topic → its id and its number of partitions."""
         is_first, self._looked_s = not self._looked_s, time.monotonic()
         described = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=_TIMEOUT_S)
         found = {}
@@ -237,7 +238,7 @@ class KafkaSource:
                 topic = future.result()
             except confluent_kafka.KafkaException as raised:
                 if not is_first and raised.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    # By a broker that has just started. If it was deleted, the next start stops for an operator.
+                    # A broker that has just started may not know it yet. If it was deleted, the next start reports it.
                     raise Retriable(f"a broker does not know topic {name!r}, which was there before") from None
                 raise _failed(f"topic {name!r}", raised) from None
             found[name] = str(topic.topic_id), len(topic.partitions)
@@ -265,8 +266,8 @@ class KafkaSource:
             raise Retriable(f"no broker reported the offsets of {topic}-{number} within {_TIMEOUT_S:g} s")
         return bounds
 
-    def _there(self, topic: str, number: int, offset: int) -> int:
-        """Return the offset to read next, if the partition has it or comes to it next."""
+    def _next_offset(self, topic: str, number: int, offset: int) -> int:
+        """Return the offset to read next: ``offset``, or the first one left if deleted records may be skipped."""
         low, high = self._bounds(topic, number)
         if offset > high:
             raise OperatorRequired(

@@ -1,5 +1,5 @@
 """The token providers of ``sasl.token.provider``: ``aws`` for Amazon MSK, ``azure`` for Event Hubs, ``google`` for
-Google's Managed Service for Apache Kafka. Each finds its credentials as its cloud's own tools do.
+Google's Managed Service for Apache Kafka. Each finds its credentials like its cloud's own tools.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from twopc_kafka.client.tokens import Fetch, Token
 
 
 def aws(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:
-    """Provide tokens for Amazon MSK's IAM access control: a request to connect that is signed with AWS credentials.
+    """Provide tokens for Amazon MSK's IAM access control: connection requests that are signed with AWS credentials.
 
-    MSK refuses to reauthenticate a connection as another principal, and the session's name is a part of it. So with
-    ``role.arn`` the name is always the same. Without it, the credentials determine the name.
+    MSK refuses to reauthenticate a connection as another principal, and the session's name is part of the principal. So
+    with ``role.arn`` the name is always the same. Without it, the credentials determine the name.
     """
     given = _parsed(
         "aws",
@@ -53,7 +53,7 @@ def aws(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:
 
     def fetch() -> Token:
         signer = _imported("aws_msk_iam_sasl_signer", "aws").MSKAuthTokenProvider
-        with _silent("botocore.auth", "botocore.parsers", "botocore.endpoint", "botocore.hooks"):
+        with _suppress_debug("botocore.auth", "botocore.parsers", "botocore.endpoint", "botocore.hooks"):
             if role:
                 token, expires_at_ms = signer.generate_auth_token_from_role_arn(region, role, given["session.name"])
             elif profile:
@@ -88,7 +88,7 @@ def azure(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:
 
 
 def google(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:  # noqa: ARG001
-    """Provide tokens for Google's brokers: the access token behind a header and claims, each in base64 for URLs."""
+    """Provide tokens for Google's brokers: a header, claims and the access token, each in URL-safe base64."""
     by_default = "the account's address in the token; by default the service account of the default credentials"
     given = _parsed("google", options, Option("principal", text(), by_default))
 
@@ -98,7 +98,7 @@ def google(options: Mapping[str, str], servers: Sequence[str]) -> Fetch:  # noqa
 
     def fetch() -> Token:
         found = credentials()
-        # This is called when a token is due for renewal, but credentials keep theirs until shortly before its end.
+        # A new token is due now, but credentials keep the old one until shortly before it expires.
         found.refresh(_imported("google.auth.transport.requests", "google").Request())
         principal = given.get("principal") or _account(found)
         expires_at_s = found.expiry.replace(tzinfo=dt.timezone.utc).timestamp()
@@ -145,11 +145,10 @@ _INSTALL = {
 
 
 @contextlib.contextmanager
-def _silent(*loggers: str) -> Iterator[None]:
-    """Keep out of the log what these loggers report at DEBUG: signatures, of which the token consists, and
-    credentials."""
+def _suppress_debug(*loggers: str) -> Iterator[None]:
+    """Suppress these loggers' DEBUG records, which contain credentials and the signatures that make up a token."""
 
-    def is_no_detail(record: logging.LogRecord) -> bool:  # one for each call, as several threads may be here
+    def is_no_detail(record: logging.LogRecord) -> bool:  # a filter per call, because calls of threads may overlap
         return record.levelno > logging.DEBUG
 
     for name in loggers:

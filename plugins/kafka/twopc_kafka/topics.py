@@ -1,6 +1,6 @@
-"""Topics that were deleted, and maybe created again, since a transaction wrote to them. Its records there are lost.
+"""Topics that were deleted, and maybe created again, after a transaction wrote to them. Its records there are lost.
 
-Kafka commits the rest of such a transaction without an error. A topic that is created again has another id.
+Kafka commits the rest of such a transaction without an error. A topic that is created again gets a new id.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def ids_to_seal(
 
 
 def deleted_since(leaders: Leaders, committable: Committable, since_s: float) -> str | None:
-    """Return a topic that was deleted since the transaction wrote to it, by metadata of ``since_s`` or later. Return
-    None if there is none."""
+    """Return a topic that was deleted since the transaction wrote to it, or None. Uses metadata from ``since_s`` or
+    later."""
     then = topic_ids_of(committable)
     return next(iter(_deleted(then.items(), _ids_now(leaders, then, then.items(), since_s))), None)
 
@@ -43,20 +43,20 @@ def deleted_since(leaders: Leaders, committable: Committable, since_s: float) ->
 def _ids_now(
     leaders: Leaders, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float
 ) -> dict[str, str]:
-    """Return the ids of topics. An id that differs from that of ``then`` counts only if most brokers report it."""
+    """Return topic → current id. An id that differs from the one in ``then`` counts only if most brokers report it."""
     now = leaders.topic_ids(topics, since_s)
     changed = _deleted(then, now)
     return now | leaders.topic_ids_of_most(changed) if changed else now
 
 
 def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
-    """Return the topics whose id ``now`` is not that of ``then``, and those that do not exist."""
+    """Return the topics whose ids differ between ``then`` and ``now``, and those that do not exist now."""
     changed = [topic for topic, id in then if now.get(topic, id) != id]
     return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
 
 
 def look_up_soon(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> None:
-    """Begin to look up the topics that transactions wrote to. ``leaders`` keeps the answer for the caller."""
+    """Start looking up the topics that transactions wrote to. ``leaders`` keeps the answer for the caller."""
     leaders.look_up_soon({topic for committable in committables for topic in topic_ids_of(committable)}, since_s)
 
 

@@ -26,13 +26,13 @@ from twopc_kafka.writers.encoding.varints import Integers
 from twopc_kafka.writers.settings import codec
 
 Partitions: TypeAlias = Callable[[str, int], int]
-"""A topic and a partition → how many partitions the topic has, 0 if it does not exist. The topic is looked up again if
-it did not have that partition before."""
+"""A topic and a partition → the topic's number of partitions, 0 if it does not exist. The topic is looked up again if
+it lacked that partition at the last lookup."""
 
 CLOCKS_APART_MS = 5_000
-"""How far this machine's clock may be from the broker's, which decides about timestamps."""
+"""The tolerated difference between this machine's clock and the broker's, which decides about timestamps."""
 
-_MOST_MS = 2**62  # a larger limit is none, and would overflow
+_MOST_MS = 2**62  # a larger limit never applies, and would overflow
 _MOST_S = (2**63 - 1) // 1000  # Kafka's timestamps are milliseconds in 64 bits
 _MOST_NUMBERS_BYTES = 32  # per record without headers, or per header: lengths, deltas, attributes
 
@@ -59,16 +59,16 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
 
 
 def require_accepted(batch: pa.RecordBatch, options: KafkaOptions, rules: Callable[[str], TopicRules]) -> None:
-    """Refuse a record that its topic does not accept, before the brokers refuse all that are sent with it.
+    """Refuse a record that its topic does not accept, before the brokers refuse all records that are sent with it.
 
-    A timestamp is compared with this machine's clock, so one close to the limit is left to the brokers.
+    Timestamps are compared with this machine's clock, so those close to the limit are left to the brokers.
 
     Raises:
-        RecordRefused: a record has no key, a timestamp or a size that its topic does not accept, or it names no topic
-            that Kafka could have.
+        RecordRefused: a record lacks a key, has a timestamp or a size that its topic does not accept, or names a topic
+            that can't exist.
     """
     if options.topic is None:
-        _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
+        _check_topics(batch.column("topic"))  # Kafka refuses to look up an invalid name
     for topic, records, positions in by_topic(batch, options.topic):
         _require_accepted(records, positions, options, topic, rules(topic))
 
@@ -99,7 +99,7 @@ def _require_accepted(
 
 
 def _first_wrong_time(column: pa.Array, rules: TopicRules) -> tuple[int, str] | None:
-    """Return the first record with a time that the topic surely does not accept, and the topic's limit."""
+    """Return the first record with a time that the topic certainly rejects, and the limit that it exceeds."""
     now_ms = int(time.time() * 1000)
     times = epoch_ms(column)
     for limit_ms, sign, name in (rules.before_ms, -1, "before"), (rules.after_ms, 1, "after"):
@@ -185,7 +185,7 @@ def _check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def _first_oversize(batch: pa.RecordBatch, limit: int) -> tuple[int, int, str] | None:
-    """Return the first record that takes more than ``limit`` bytes, how many it takes, and for what."""
+    """Return the first record that takes more than ``limit`` bytes, its size, and the sizes of its parts as text."""
     if _largest_at_most(batch) <= limit:
         return None
     records = records_of(batch)

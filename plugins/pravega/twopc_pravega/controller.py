@@ -1,6 +1,6 @@
-"""The controller's part of a transaction, by gRPC: begin, ping, commit, abort, and what became of it.
+"""The controller's part of a transaction, over gRPC: begin, ping, commit, abort and state.
 
-Every call has a deadline. Errors are ``grpc.RpcError``; ``outcomes`` has what they mean.
+Every call has a deadline. Errors are ``grpc.RpcError``; ``outcomes`` interprets them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from twopc_pravega.messages import MESSAGES
 from twopc_pravega.options import Server, Stream
 
 ANSWER_TIMEOUT_S = 30.0
-"""How long a call waits for its answer. After that it is in doubt, and the caller repeats it."""
+"""How long a call waits for its answer. After that its outcome is in doubt, and the caller repeats it."""
 
 _SERVICE = "io.pravega.controller.stream.api.grpc.v1.ControllerService"
 _ANSWERS = {
@@ -47,7 +47,7 @@ _IDLE = (("grpc.keepalive_time_ms", 30_000), ("grpc.max_reconnect_backoff_ms", 2
 
 
 class State(Enum):
-    """A transaction's state in the controller. UNKNOWN: it never existed, or ended over a day ago."""
+    """A transaction's state in the controller. An UNKNOWN one never existed, or ended more than a day ago."""
 
     UNKNOWN = 0
     OPEN = 1
@@ -104,7 +104,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of a stream, and the end of its range of keys. The range begins where that of the one before ends."""
+    """A segment of a stream, and the end of its key range, which begins where the previous segment's range ends."""
 
     id: int
     range_end: float
@@ -112,7 +112,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A new transaction, the segments that it may write to, by their key ranges, and a token for them."""
+    """A new transaction, the segments that it may write to, in the order of their key ranges, and a token for them."""
 
     txn: Txn
     segments: Sequence[Segment]
@@ -120,7 +120,7 @@ class Begun:
 
 
 _AT_ONCE = 100
-"""How many requests wait for their answers at once: each has the whole time for an answer."""
+"""How many requests may wait for their answers at the same time. Each has the full timeout."""
 
 
 class Controller:
@@ -150,8 +150,8 @@ class Controller:
         return self._methods[method](request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
 
     def _call_each(self, method: str, requests: Iterable[Any]) -> list[Any]:
-        """Send the requests, many at once. Return the answers in their order; None for a transaction whose stream the
-        controller does not know, as after its deletion."""
+        """Send many requests at the same time, and return their answers in order. The answer is None if the controller
+        does not know the transaction's stream, for example because it was deleted."""
         answers, left = [], iter(requests)
         while some := [*itertools.islice(left, _AT_ONCE)]:
             calls = [
@@ -170,11 +170,11 @@ class Controller:
         return Begun(Txn(stream, uuid.UUID(int=bits)), _segments(answer.activeSegments), answer.delegationToken)
 
     def commit(self, txn: Txn) -> bool:
-        """Ask for a commit. Return whether it is granted, now or before; it may take effect later."""
+        """Ask for a commit. Return whether the controller grants it, now or earlier. It may take effect later."""
         return bool(self._call("commitTransaction", _request(txn)).status == 0)
 
     def abort(self, txn: Txn) -> bool:
-        """Ask for a rollback. Return whether it is granted, now or before."""
+        """Ask for a rollback. Return whether the controller grants it, now or earlier."""
         return bool(self._call("abortTransaction", _request(txn)).status == 0)
 
     def ping(self, txn: Txn, lease_ms: int) -> Ping:
@@ -198,7 +198,7 @@ class Controller:
         return bool(self._call("checkStreamExists", _info(stream)).exists)
 
     def create(self, stream: Stream) -> Created:
-        """Create a stream of one segment, which is never scaled."""
+        """Create a stream with one segment. It is never scaled."""
         policy = MESSAGES["ScalingPolicy"](minNumSegments=1)
         request = MESSAGES["StreamConfig"](streamInfo=_info(stream), scalingPolicy=policy)
         return Created(self._call("createStream", request).status)
@@ -207,11 +207,11 @@ class Controller:
         return _segments(self._call("getCurrentSegments", _info(stream)).segmentRanges)
 
     def token(self, stream: Stream) -> str:
-        """Return a token by which segment stores let this user read and write; empty without authentication."""
+        """Return a token with which segment stores let this user read and write, empty without authentication."""
         return str(self._call("getDelegationToken", _info(stream, _READ_WRITE)).delegationToken)
 
     def store_of(self, stream: Stream, segment: int) -> tuple[str, int]:
-        """Return host and port of the segment store that has a segment now."""
+        """Return the host and port of the segment store that currently has a segment."""
         answer = self._call("getURI", MESSAGES["SegmentId"](streamInfo=_info(stream), segmentId=segment))
         return answer.endpoint, answer.port
 
@@ -257,8 +257,8 @@ def _certificates(file: str) -> bytes:
 # Channels. ------------------------------------------------------------------------------------------------------
 
 _channels: dict[tuple[int, Server], Controller] = {}
-"""Channels by process and cluster. They belong to the process, not to the sink, because sinks are pickled; and not to a
-process that was forked from it."""
+"""Channels by process and cluster. A sink can't hold its channel because it is pickled, and a forked process can't use
+the channels of its parent."""
 
 _lock = threading.Lock()
 
@@ -273,16 +273,16 @@ def controller_of(server: Server) -> Controller:
 
 
 def release(server: Server) -> None:
-    """Forget this process's channel to a cluster. It closes when nobody uses it any more, such as another query."""
+    """Forget this process's channel to a cluster. It closes when no other query uses it any more."""
     with _lock:
         _channels.pop((os.getpid(), server), None)
 
 
 def renewal_due(token: str) -> float | None:
-    """Return when to ask for another token, by ``time.monotonic``: after half of this one's time. None for no token, or
-    for one that does not expire.
+    """Return when to renew a token, by ``time.monotonic``: after half of its lifetime. Return None for no token, or for
+    one that does not expire.
 
-    Segment stores close the connections of a token that has expired. It is a JSON Web Token, signed for them alone.
+    Segment stores close a connection when its token expires. The token is a JSON Web Token, and only they verify it.
     """
     try:
         payload = token.split(".")[1]

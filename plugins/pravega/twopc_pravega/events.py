@@ -1,4 +1,4 @@
-"""Records as events: what is refused, how they lie in a segment, and which segment a key belongs to."""
+"""Records as events: which are refused, how they are stored in a segment, and which segment a key belongs to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from twopc_pravega.controller import Segment
 COLUMNS = {"value": "string or binary", "key": "string"}
 
 LARGEST_EVENT = 8 * 1024 * 1024 - 8
-"""The longest value, in bytes. Pravega's readers take 8 MiB with the event's header."""
+"""The longest value, in bytes. Pravega's readers accept 8 MiB, including the event's header."""
 
 BLOCK_BYTES = 1024 * 1024
-"""The size of a block of events, unless one event is larger."""
+"""The largest size of a block of events, unless a single event is larger."""
 
 _KEY_HASH_SEED = 1_741_865_571  # "EventRouter".hashCode() in Java
 
@@ -30,7 +30,7 @@ def check_columns(schema: pa.Schema) -> None:
     """Refuse a schema that can't be written.
 
     Raises:
-        SchemaMismatch: a column is missing, unknown or of another type. The message names it.
+        SchemaMismatch: a column is missing, unknown or of the wrong type. The message names it.
     """
     check_fixed_columns(schema, "pravega", COLUMNS, _fits, lambda name, _: f"CAST({name} AS STRING)")
 
@@ -64,18 +64,18 @@ def check_records(batch: pa.RecordBatch) -> None:
 
 
 def blocks(values: pa.Array) -> Iterator[tuple[memoryview, int]]:
-    """Return events as they lie in a segment, in blocks, and the number of events of each."""
+    """Yield blocks of events in the form of a segment, and the number of events in each."""
     ends = np.cumsum(pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64) + 8)
     first = 0
     while first < len(values):
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
-        yield _framed(values.slice(first, last - first)), last - first
+        yield _frame(values.slice(first, last - first)), last - first
         first = last
 
 
-def _framed(values: pa.Array) -> memoryview:
-    """Return events one after the other: type 0, length, value. They are joined by Arrow, without a loop in Python."""
+def _frame(values: pa.Array) -> memoryview:
+    """Return events one after the other: type 0, length, value. Arrow joins them, without a loop in Python."""
     payloads = values.cast(pa.large_binary())
     lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
     header = np.zeros((len(lengths), 2), ">i4")
@@ -106,8 +106,8 @@ def unframed(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def routed(batch: pa.RecordBatch, segments: Sequence[Segment]) -> Iterator[tuple[int | None, pa.Array]]:
-    """Return the values of a batch, in their order, by the position of the segment that their key belongs to. None:
-    these have no key and may go to any segment."""
+    """Yield the position of each segment, and the values whose keys belong to it, in order. Values without a key have
+    the position None, and may go to any segment."""
     values = batch.column("value")
     keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(len(values), pa.string())
     if keys.null_count == len(keys):
@@ -123,6 +123,6 @@ def routed(batch: pa.RecordBatch, segments: Sequence[Segment]) -> Iterator[tuple
 
 
 def key_position(key: str) -> float:
-    """Return where a routing key lies between 0 and 1, as Pravega's Java client computes it."""
+    """Return the position of a routing key between 0 and 1, as Pravega's Java client computes it."""
     bits = mmh3.hash64(key.encode("utf-16-le"), _KEY_HASH_SEED, x64arch=True, signed=False)[0]
     return (bits >> 12) / 2.0**52

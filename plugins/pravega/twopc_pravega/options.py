@@ -107,7 +107,7 @@ class PravegaOptions:
         """Parse the options of one sink. Any value may be given as text.
 
         Raises:
-            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
+            ConfigurationError: an option is unknown, missing or wrong. The message shows no value.
         """
         refuse_unknown(OWNER, options, OPTIONS)
         values = parse(OWNER, OPTIONS, options)

@@ -1,4 +1,4 @@
-"""What Pravega's errors mean. This module sends no request."""
+"""The meaning of Pravega's errors. No I/O."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ TEMPORARY = {
     grpc.StatusCode.INTERNAL: "the controller's store is away",
     grpc.StatusCode.UNKNOWN: "a failure that the controller has no status for, such as a lock that it did not get",
 }
-"""Statuses that pass, and what the controller means (``getStatusFromException`` of its ``ControllerServiceImpl``)."""
+"""Temporary statuses → what the controller means (``getStatusFromException`` of its ``ControllerServiceImpl``)."""
 
 _STOPPING = (Command.OPERATION_UNSUPPORTED, Command.INVALID_EVENT_NUMBER)
-"""What a segment store answers alike to every repeat of the request."""
+"""The answers of a segment store that a repeated request would get again."""
 
 _RIGHTS = "Check 'username' and 'password', and grant this user the rights that the sink's README lists"
-_LEASE = "lease "  # how the controller begins the description of each of its errors about a lease
+_LEASE = "lease "  # the controller begins the description of every error about a lease like this
 
 
 def request_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed request of the coordinator that may be repeated. ``what`` names the request."""
+    """Return the error for a failed request of the coordinator, which may be repeated. ``what`` names the request."""
     if is_denied(error):
         return OperatorRequired(
             f"{what}: Pravega refuses: {told(error)}. {_RIGHTS}, and start again. Recovery continues where it stopped."
@@ -59,7 +59,7 @@ def request_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
 
 
 def write_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
-    """Return the error for a participant's failed request: its vote is no, and nothing of ``what`` is visible."""
+    """Return the error for a participant's failed request. Its vote is no, and nothing of ``what`` is visible."""
     if is_lease_refused(error):
         return ConfigurationError(
             f"the controller does not grant the lease that 'lease_s' asks for: {told(error)} ms. Correct the option,"
@@ -73,14 +73,14 @@ def write_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
 
 
 def is_denied(error: PravegaError) -> bool:
-    """Return whether the user is unknown or has not the right."""
+    """Return whether the user is unknown or lacks a right."""
     if isinstance(error, SegmentError):
         return error.answer == Command.AUTH_TOKEN_CHECK_FAILED
     return _code(error) in DENIED
 
 
 def is_temporary(error: PravegaError) -> bool:
-    """Return whether a repeat of the request may have another answer: unknown is not temporary."""
+    """Return whether a repeated request may get another answer. An unknown error is not temporary."""
     match error:
         case SegmentError():
             return error.answer in frozenset(Command) - {*_STOPPING}
@@ -96,12 +96,12 @@ def is_missing(error: PravegaError) -> bool:
 
 
 def is_lease_refused(error: PravegaError) -> bool:
-    """Return whether the controller grants no such lease. It has no status code for that."""
+    """Return whether the controller refuses a lease of this length. It has no status code for that."""
     return isinstance(error, grpc.Call) and (error.details() or "").startswith(_LEASE)
 
 
 def told(error: PravegaError) -> str:
-    """Return an error's text in one line."""
+    """Return an error's text as one line."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {(error.details() or '').partition(chr(10))[0]}"
     return str(error) or type(error).__name__

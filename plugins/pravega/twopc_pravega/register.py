@@ -1,7 +1,7 @@
-"""The register of a sink: a stream of its own that lists the transactions that the sink has begun.
+"""The register of a sink: a separate stream that lists the transactions that the sink has begun.
 
-Pravega does not list open transactions. So whoever begins one appends its names to the register before it writes, and
-``recover`` reads it. Entries of ended transactions are truncated from the front.
+Pravega does not list open transactions. So a task appends each transaction's names to the register before it writes,
+and ``recover`` reads the register. Entries of ended transactions are truncated from the front.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from twopc_pravega.segments import Appender, Command, Connection, Place, Segment
 
 LONGEST_NAME = 255
 
-_ESCAPES = str.maketrans({"-": "--", "_": "-u"})  # Pravega allows no underscore; each name has a register of its own
+_ESCAPES = str.maketrans({"-": "--", "_": "-u"})  # Pravega allows no underscores; this keeps names distinct
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A transaction that was begun.
+    """The entry of a transaction.
 
     Attributes:
-        name: its exact name.
+        name: the transaction's exact name.
         txn: its name in Pravega.
         end: the offset in the register at which the entry ends.
     """
@@ -47,9 +47,9 @@ class Register:
     """The register of one sink.
 
     Args:
-        controller: of the cluster that has it.
+        controller: the controller of the cluster that has the register.
         scope: the scope of the sink's stream.
-        owner: the start of the names of the sink's transactions.
+        owner: the prefix of the sink's transaction names.
     """
 
     def __init__(self, controller: Controller, scope: str, owner: str) -> None:
@@ -58,7 +58,7 @@ class Register:
 
     @functools.cached_property
     def _place(self) -> Place:
-        """Its one segment. That of a stream that is created again has a higher number."""
+        """The register's only segment. If the stream is created again, its segment has a higher number."""
         [segment] = self._controller.segments(self.stream)
         return Place(self._controller, self.stream, segment.id)
 
@@ -101,7 +101,7 @@ class Register:
         """Return the entries that have not been truncated, the oldest first.
 
         Raises:
-            OperatorRequired: the register has something else.
+            OperatorRequired: the register contains an entry that this sink did not write.
         """
         token = self._controller.token(self.stream)
         start, data = self._ask(lambda connection: self._read(connection, token))
@@ -121,7 +121,7 @@ class Register:
                 return start, connection.read(self._place.name, token, start, end)
             except SegmentError as error:
                 if error.answer != Command.SEGMENT_IS_TRUNCATED:
-                    raise  # otherwise another coordinator has truncated it meanwhile
+                    raise  # otherwise another coordinator has truncated it meanwhile: read again
 
     def truncate(self, offset: int) -> None:
         """Forget the entries that end at ``offset`` or before."""

@@ -23,13 +23,13 @@ from twopc_pravega.options import Server, Stream
 CONNECT_TIMEOUT_S = 10.0
 
 ANSWER_TIMEOUT_S = 30.0
-"""How long an append may take until it is durable, and any other command until its answer is there."""
+"""How long an append may take to become durable, and any other command to be answered."""
 
 MOVE_PATIENCE_S = 20.0
-"""How long a segment may have no store, such as while another store takes over those of one that died."""
+"""How long a segment may be without a store, for example while another store takes over from one that died."""
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
-"""How much a writer sends ahead of the acknowledgements."""
+"""How much a writer sends ahead of the acknowledgments."""
 
 _WIRE_VERSION, _OLDEST_VERSION = 16, 5
 _READ_BYTES = 1024 * 1024
@@ -39,7 +39,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Command(IntEnum):
-    """The commands in use, and the answers that refuse one."""
+    """The commands that a sink uses, and the answers that refuse a command."""
 
     HELLO = -127
     SETUP_APPEND = 1
@@ -114,7 +114,7 @@ class Connection:
         self._socket.sendall(b"".join((struct.pack(">ii", command, sum(map(len, fields))), *fields)))
 
     def receive(self, wanted: Command, segment: str) -> bytes:
-        """Return the fields of the next answer. Raises SegmentError if it is another than ``wanted``."""
+        """Return the fields of the next answer. Raises SegmentError if the answer is not ``wanted``."""
         while True:
             command, length = struct.unpack(">ii", self._read(8))
             fields = self._read(length)
@@ -132,7 +132,7 @@ class Connection:
     # Commands. --------------------------------------------------------------------------------------------------
 
     def set_up_append(self, segment: str, writer: uuid.UUID, token: str) -> int:
-        """Announce a writer. Return the number of its last event that the segment has; 0 for a new writer."""
+        """Announce a writer. Return the number of its last event in the segment, 0 for a new writer."""
         self.send(Command.SETUP_APPEND, _REQUEST, writer.bytes, _text(segment), _text(token))
         (last,) = struct.unpack(">q", self.receive(Command.APPEND_SETUP, segment)[-8:])
         return max(0, int(last))
@@ -147,7 +147,7 @@ class Connection:
         return start, end
 
     def read(self, segment: str, token: str, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets, which the segment must have: a read at its end would wait."""
+        """Return the bytes between two offsets. The segment must have them: a read beyond its end would wait."""
         parts = []
         while start < end:
             wanted = struct.pack(">qi", start, min(_READ_BYTES, end - start))
@@ -161,7 +161,7 @@ class Connection:
         return b"".join(parts)
 
     def truncate(self, segment: str, token: str, offset: int) -> None:
-        """Forget what lies before ``offset``. Truncated further before, the segment stays as it is."""
+        """Remove everything before ``offset``. A segment that is already truncated further stays as it is."""
         self.send(Command.TRUNCATE_SEGMENT, _REQUEST, _text(segment), struct.pack(">q", offset), _text(token))
         try:
             self.receive(Command.SEGMENT_TRUNCATED, segment)
@@ -179,8 +179,8 @@ def _text(text: str) -> bytes:
 
 
 class Place:
-    """A segment, or a transaction's part of one, and how to find the store that has it now. ``name``: the name by which
-    the stores know it."""
+    """A segment, or a transaction's part of one. Finds the store that currently has it. ``name`` is its name in the
+    stores."""
 
     def __init__(self, controller: Controller, stream: Stream, segment: int, txn: uuid.UUID | None = None) -> None:
         self._controller, self._stream, self._segment = controller, stream, segment
@@ -190,13 +190,12 @@ class Place:
     def reach(self, ask: Callable[[Connection], ResultT]) -> tuple[Connection, ResultT]:
         """Connect to the segment's store and make a first request. Return the connection and its result.
 
-        A store that does not have the segment any more, or can't be reached, is looked up again for
-        ``MOVE_PATIENCE_S``.
+        If the store no longer has the segment or can't be reached, look it up again for ``MOVE_PATIENCE_S``.
 
         Raises:
             SegmentError: the store refuses the request.
-            OSError: no store that has the segment can be reached.
-            grpc.RpcError: the controller does not name one.
+            OSError: the store that has the segment can't be reached.
+            grpc.RpcError: the controller names no store.
         """
         deadline = time.monotonic() + MOVE_PATIENCE_S
         while True:
@@ -225,8 +224,8 @@ class Appender:
     A writer's events are numbered. The store appends a block only after the block before it, and never twice.
 
     Args:
-        place: where the segment is.
-        token: permits writes.
+        place: the segment.
+        token: the token that permits writes.
     """
 
     def __init__(self, place: Place, token: str) -> None:
@@ -252,7 +251,7 @@ class Appender:
         self._bytes_in_flight += len(block)
 
     def flush(self) -> None:
-        """Return when every block is durable."""
+        """Wait until every block is durable."""
         while self._acknowledged < self._sent:
             self._acknowledge()
 
@@ -266,7 +265,7 @@ class Appender:
             self._bytes_in_flight -= self._in_flight.popleft()[1]
 
     def renew(self, token: str) -> None:
-        """Go on with another token, over another connection.
+        """Continue with a new token, over a new connection.
 
         Raises:
             ConnectionResetError: the store lacks a block that was sent over the old one.

@@ -49,10 +49,10 @@ class PravegaTransaction(Transaction):
     """A live transaction, and a connection for each segment that it has written to.
 
     Attributes:
-        token_due_s: when its token is renewed, by ``time.monotonic``; None for never.
-        pinged_s: when its lease began, at the latest.
-        appenders: position of the segment → its writer.
-        turn: the segment that the next block without keys goes to. Tasks begin with different ones.
+        token_due_s: when to renew its token, by ``time.monotonic``; None for never.
+        pinged_s: when its lease was last requested, by ``time.monotonic``. The lease began then or later.
+        appenders: position of a segment → its writer.
+        turn: the position of the segment that got the last block without keys. Tasks begin with different ones.
     """
 
     def __init__(self, transaction_id: TransactionId, begun: Begun, pinged_s: float) -> None:
@@ -61,7 +61,7 @@ class PravegaTransaction(Transaction):
         self.token_due_s = renewal_due(begun.token)
         self.pinged_s = pinged_s
         self.appenders: dict[int, Appender] = {}
-        self.turn = random.randrange(len(begun.segments))  # noqa: S311  # to spread, not to hide
+        self.turn = random.randrange(len(begun.segments))  # noqa: S311  # not for security
 
     def close(self) -> None:
         for appender in self.appenders.values():
@@ -100,7 +100,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> PravegaTransaction:
-        """Begin a transaction and enter it in the register. One that a crash keeps out of it ends with its lease."""
+        """Begin a transaction and enter it in the register. If a crash comes between, the transaction ends with its
+        lease."""
         pinged_s = time.monotonic()
         with self._writing(transaction_id):
             begun = self._controller.begin(self._options.stream, self._options.lease_ms)
@@ -122,7 +123,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
                     self._appender(transaction, position).append(block, events)
 
     def _keep_alive(self, transaction: PravegaTransaction) -> None:
-        """Renew the lease and the token when a part of their time is over."""
+        """Renew the lease and the token when they are due."""
         if time.monotonic() > transaction.pinged_s + self._options.lease_ms / 1000 / _PINGS_PER_LEASE:
             self._ping(transaction)
         if transaction.token_due_s is not None and time.monotonic() > transaction.token_due_s:
@@ -182,7 +183,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
             self._register.create()
 
     def _other_cluster(self) -> OperatorRequired:
-        """Another cluster may know other transactions by the same ids, which are small numbers."""
+        """Return the error for a cluster without the register. It may have other transactions under the same ids, which
+        are small numbers."""
         register = self._register.stream
         return OperatorRequired(
             f"{self._options}: batch {next(iter(self.pending))} is decided, and this cluster does not have {register},"
@@ -212,7 +214,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
         yield CheckResult.of(f"trial transaction with a lease of {self._options.lease_ms / 1000:g} s", self._try)
 
     def _try(self) -> None:
-        """Begin a transaction, which is not entered in a register, and roll it back."""
+        """Begin a transaction without a register entry, and roll it back."""
         with self._requesting(f"beginning a transaction of {self._options}"):
             with mapped(ERRORS, write_failed, f"a transaction of {self._options}"):
                 begun = self._controller.begin(self._options.stream, self._options.lease_ms)
@@ -223,7 +225,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
                 self._controller.abort(begun.txn)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Give every transaction a new lease, or veto the batch if one has ended."""
+        """Renew the lease of every transaction, or veto the batch if one has ended."""
         with self._requesting(f"renewing the leases of {len(committables)} transactions of {self._options}"):
             answers = self._controller.ping_each(map(self._txn, committables), self._options.lease_ms)
         for committable, answer in zip(committables, answers, strict=True):

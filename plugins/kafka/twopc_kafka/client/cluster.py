@@ -117,7 +117,7 @@ _RULES = (
 
 def _rules(settings: Mapping[str, str]) -> TopicRules:
     policy, max_bytes, timestamps, before_ms, after_ms = (settings.get(name, "") for name in _RULES)
-    is_checked = timestamps != "LogAppendTime"  # which replaces the producer's timestamps
+    is_checked = timestamps != "LogAppendTime"  # LogAppendTime replaces the producer's timestamps
     return TopicRules(
         "compact" in policy,
         int(max_bytes) if max_bytes else None,
@@ -127,13 +127,13 @@ def _rules(settings: Mapping[str, str]) -> TopicRules:
 
 
 class Lookups:
-    """The topics that one transaction writes to, looked up.
+    """Looks up the topics that one transaction writes to.
 
-    Brokers learn of a new topic with a delay, so the first one that does not exist is waited for. This wait serves the
-    others, too, which had as long to appear. A wait for each of them could hold up a task for hours.
+    Brokers learn of a new topic with a delay, so the lookup of the first missing topic waits. Other missing topics have
+    had the same time to appear, so their lookups do not wait: that could hold up a task for hours.
 
     Args:
-        cluster: where the topics are.
+        cluster: the cluster that has the topics.
         unknown_ms, timeout_ms: see ``Cluster.find``.
     """
 
@@ -197,7 +197,7 @@ class Cluster:
             ) from error
 
     def _raise_refusal(self, error: Exception) -> None:
-        """Raise the matching error of this project if kafka-python's error would recur on every attempt."""
+        """Raise this project's error if kafka-python's error would recur on every attempt."""
         if (refusal := lasting(error)) is not None:
             by_login = kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError
             self._control.is_refused |= isinstance(error, by_login)
@@ -291,7 +291,7 @@ class Cluster:
         except (kafka.errors.KafkaError, OSError) as error:
             self._raise_refusal(error)
             if isinstance(error, kafka.errors.UnknownBrokerIdError):  # it was down when the brokers were last listed
-                await self._answered(self._control.metadata())
+                await self._answer_of(self._control.metadata())
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
     async def reach(self, node: int) -> None:
@@ -355,13 +355,13 @@ class Cluster:
         Raises:
             NotSent: no broker answered.
         """
-        [found] = (await self._answered(self._control.metadata([topic]))).topics
+        [found] = (await self._answer_of(self._control.metadata([topic]))).topics
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
         return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
     async def rules(self, topic: str, timeout_ms: int) -> TopicRules:
         """Return what a topic accepts, as far as the brokers let this principal know. A topic that does not exist has
-        no rules; who writes to it finds out.
+        no rules: the write reports it.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.
@@ -369,7 +369,7 @@ class Cluster:
 
         async def ask() -> tuple[Meaning, TopicRules]:
             request = requests.configuration(requests.TOPIC, topic, *_RULES)
-            [result] = (await self._answered(self._control.send(request))).results
+            [result] = (await self._answer_of(self._control.send(request))).results
             is_denied = issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError)
             if is_denied or result.error_code == UNKNOWN_TOPIC:
                 return _NONE, TopicRules()
@@ -380,15 +380,15 @@ class Cluster:
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """Return an error code, and the broker that coordinates a transactional id or a consumer group."""
-        [(_, found)] = await self._answered(self._control.find([key], kind))
+        [(_, found)] = await self._answer_of(self._control.find([key], kind))
         return found.error_code, found.node_id
 
-    async def _answered(self, asked: Awaitable[ResultT]) -> ResultT:
+    async def _answer_of(self, asked: Awaitable[ResultT]) -> ResultT:
         try:
             return await asked
         except (kafka.errors.KafkaError, OSError) as error:
             self._raise_refusal(error)
-            if isinstance(error, kafka.errors.NodeNotReadyError):  # all known ones failed lately: they may have moved
+            if isinstance(error, kafka.errors.NodeNotReadyError):  # all known brokers failed lately, maybe moved
                 self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
             raise NotSent(f"no broker answered: {type(error).__name__}: {error}") from error
 
@@ -451,7 +451,7 @@ class Cluster:
         return _NONE, OpenTransaction(transactional_id, producer, level >= requests.IMPLICIT_PARTITIONS)
 
     async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
-        """Return an error code, 0 for none, and the last transaction of an id, None if its coordinator knows of none.
+        """Return an error code (0 for none) and the last transaction of an id (None if its coordinator knows of none).
 
         Raises:
             NotCommitted: the last transaction was not committed. The response may be stale, from a former coordinator.

@@ -59,24 +59,25 @@ _PROOF_MS = PATIENCE_MS // 2
 """How long a coordinator may wait for its replicas to acknowledge its proof before it reports that they did not."""
 
 _TRIED_NAMES = 8
-"""How many pairs of names ``can_prove`` tries. Two of a cluster's brokers would share each by chance."""
+"""How many pairs of names ``can_prove`` tries. Even if a cluster chooses coordinators otherwise, one pair may have the
+same coordinator by chance."""
 
 FEATURES_MAX_AGE_S = 1.0
 """How long a broker's report of its features is reused. No operator lowers transaction.version twice a second."""
 
 COMMITS_UNDER_WAY = 16
-"""How many commits are sent to the cluster before the answer to the first. A broker handles the requests of one
-connection one after the other, so more of them would only wait there."""
+"""How many commits may await their answers. A broker handles the requests of one connection one after the other, so
+more of them would only wait there."""
 
 COMMITTING_S = 1.0
-"""How long ``commit_many`` sends requests. Its caller then commits the rest one by one, and repeats what needs it."""
+"""How long ``commit_many`` sends requests. Its caller then commits the rest one by one, with retries."""
 
 _BUMPS_EPOCHS = 2  # from this transaction.version on, the end of a transaction raises the producer's epoch (KIP-890)
-_TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the fields that EndTxn 5 writes
+_TAKES_NEW_FIELDS = 1  # from this transaction.version on, Kafka's transaction log has EndTxn 5's fields
 _WITHOUT_MEMBERS = ("Empty", "Dead")
-_TAKE_OFFSETS = ("", "classic", "consumer")  # types of groups; older brokers have no other, and report none
+_TAKE_OFFSETS = ("", "classic", "consumer")  # types of groups; older brokers have only these, and report none
 _NEEDED = (DescribeTransactionsRequest, ListTransactionsRequest, DescribeProducersRequest)
-"""The requests, apart from those of every writer, without which a crash would leave transactions open."""
+"""The requests that no writer sends, but without which a crash would leave transactions open."""
 
 _FAILURES = (kafka.errors.KafkaError, OSError)
 
@@ -87,13 +88,13 @@ class Control:
     """One set of connections to a cluster, opened when it is first needed. Safe to use from several threads.
 
     Every request may raise:
-        Retriable: no broker answered, or none was able to.
+        Retriable: no broker answered, or none could serve the request.
         ConfigurationError: the brokers are too old.
         OperatorRequired: the brokers refuse the login, or deny a right.
     """
 
     def __init__(self, properties: Mapping[str, Any], patience_ms: int | None = None) -> None:
-        """``patience_ms`` replaces ``PATIENCE_MS`` where requests of other kinds share the connections."""
+        """``patience_ms`` replaces ``PATIENCE_MS`` if requests of other kinds share the connections."""
         self._properties = properties
         self._own_patience_ms = patience_ms
         self._servers = properties["bootstrap_servers"]
@@ -102,7 +103,7 @@ class Control:
         self.manager = Connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker reported it
-        self._silences: Counter[int | None] = Counter()  # since the last response of a broker; None: of any broker
+        self._silences: Counter[int | None] = Counter()  # broker (None: any) → calls since its last response
         self._knows_brokers = False
         self.is_refused = False
         """Whether a login was refused. kafka-python does not log in again after that, so no request can succeed."""
@@ -140,8 +141,8 @@ class Control:
 
     @blocking
     async def taken_by(self, group: str) -> str:
-        """Return what keeps offsets out of a consumer group: its members, by either of Kafka's group protocols, or its
-        type. Return an empty string if nothing does."""
+        """Return why a consumer group can't take offsets: it has members, by either of Kafka's group protocols, or is
+        of another type. Return an empty string if it can."""
         response = await self.send(requests.groups(), await self.coordinator_of(group))
         self._raise(kafka.errors.for_code(response.error_code), f"consumer group {group!r}")
         for listed in response.groups:
@@ -153,8 +154,8 @@ class Control:
 
     @blocking
     async def require_transactions(self, transactional_id: str) -> None:
-        """Raise unless the cluster can begin transactions, and has all requests that the sink needs after a crash.
-        Begins no transaction under that id, but Kafka keeps the id.
+        """Raise unless the cluster can begin transactions, and supports all requests that the sink needs after a crash.
+        This begins no transaction under the id, but Kafka keeps the id.
 
         Raises:
             ConfigurationError: the brokers lack a request.
@@ -184,13 +185,13 @@ class Control:
     @property
     @blocking
     async def release(self) -> str:
-        """The oldest release of Kafka that has all the requests that the brokers support. They don't report theirs."""
+        """The oldest Kafka release with all requests that the brokers support. Brokers do not report their release."""
         return ".".join(map(str, self.manager.broker_version))
 
     @property
     @blocking
     async def writes_markers(self) -> bool:
-        """Whether the brokers support the request that writes a marker that they left out."""
+        """Whether the brokers support the request that writes a missing marker."""
         return self._supports(WriteTxnMarkersRequest)
 
     def largest_timeout_ms(self) -> int | None:
@@ -209,7 +210,7 @@ class Control:
 
     @blocking
     async def grants_no_timeout(self, transactional_id: str) -> bool:
-        """Return whether this principal's transactions may have no timeout. Begins no transaction under that id."""
+        """Return whether this principal may begin transactions without a timeout. This begins none under the id."""
         if self.manager.broker_version_data.api_version(InitProducerIdRequest) < requests.GRANTS_NO_TIMEOUT:
             return False
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
@@ -261,17 +262,17 @@ class Control:
         return Leaders(self)
 
     def list_ongoing(self, scope: str) -> list[str]:
-        """Return the transactional ids of all brokers that start with ``scope`` and have an ongoing transaction."""
+        """Return the transactional ids at all brokers that start with ``scope`` and have an ongoing transaction."""
         return self.run(self._list, scope, ["Ongoing"], [])
 
     def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
-        """Return the transactional ids of all brokers that start with ``scope`` and have one of these producer ids."""
+        """Return the transactional ids at all brokers that start with ``scope`` and have one of these producer ids."""
         return self.run(self._list, scope, [], producer_ids)
 
     @blocking
     async def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        """Commit or abort the transaction ``(producer_id, epoch)`` by this version of EndTxn. A coordinator whose
-        ``transaction.version`` is 0 is sent version 4 instead: version 5 would fail there and leave it stuck.
+        """Commit or abort the transaction ``(producer_id, epoch)`` by this version of EndTxn. If the coordinator's
+        ``transaction.version`` is 0, send version 4 instead: version 5 would fail, and the transaction would get stuck.
 
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
@@ -281,7 +282,7 @@ class Control:
 
     def commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
         """Ask to commit transactions, ``COMMITS_UNDER_WAY`` at a time. Stop asking after ``COMMITTING_S``, or when the
-        oldest request on its way has got no answer.
+        oldest request in flight gets no answer.
 
         Args:
             due: producer id and epoch → transactional id and version of EndTxn.
@@ -311,8 +312,8 @@ class Control:
             raise Retriable(unanswered(error)) from None
 
     def _forget(self, error: Exception) -> None:
-        """Have the next call ask anew: brokers may be gone, and others coordinate their ids, or they have new
-        addresses."""
+        """Make the next call look everything up again: brokers may be gone or have new addresses, and ids may have new
+        coordinators."""
         self.is_refused |= isinstance(error, kafka.errors.SaslAuthenticationFailedError)
         refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is up
         self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
@@ -326,7 +327,7 @@ class Control:
             An awaitable for the response.
         """
         patience_ms = self._patience_ms(node)
-        if node is None or self.manager.sends_at_once(node):  # brokers take turns within the timeout
+        if node is None or self.manager.sends_at_once(node):  # without a node, brokers are tried in turn
             answer = self.manager.send(request, node, patience_ms)
         else:
             answer = self.manager.call_soon(self._connect_and_send, request, node, patience_ms)
@@ -346,7 +347,7 @@ class Control:
                 self.manager.doubted = node
 
     def _patience_ms(self, node: int | None) -> int:
-        brokers = 1 if node is not None else max(1, len(self.brokers()))  # each broker has its turn
+        brokers = 1 if node is not None else max(1, len(self.brokers()))  # they are tried in turn
         silences = max(0, self._silences[node] - SILENCES)
         patience_ms = (self._own_patience_ms or PATIENCE_MS) * brokers * 2**silences
         return min(patience_ms, self.manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
@@ -365,7 +366,7 @@ class Control:
         find a cluster whose addresses have all changed."""
         require_token(self._properties)  # kafka-python would only log the endpoint's error
         try:
-            self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
+            self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # concurrent callers share one search
         except kafka.errors.KafkaTimeoutError as error:
             cause = f" ({unanswered(error.__cause__)})" if error.__cause__ else ""
             raise Retriable(
@@ -437,7 +438,7 @@ class Control:
         return await self._describe_at(coordinators)
 
     async def _are_apart(self, name: str, other: str) -> bool:
-        """Return whether a single broker, at one time, reports two coordinators for names of one Java hash."""
+        """Return whether one broker, at one moment, reports different coordinators for names of the same Java hash."""
         found = [each for _, each in await self.find([name, other], CoordinatorType.TRANSACTION)]
         return not any(each.error_code for each in found) and len({each.node_id for each in found}) > 1
 
@@ -459,7 +460,7 @@ class Control:
         return described
 
     async def _list(self, scope: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[str]:
-        # Only the newest version of the request has the pattern. What older brokers list beyond it is filtered here.
+        # Only the newest version of the request has the pattern. The longer lists of older brokers are filtered below.
         by_pattern = self.manager.broker_version_data.api_version(ListTransactionsRequest) >= requests.LISTS_BY_PATTERN
 
         def ask(nodes: Iterable[int]) -> dict[int, Any]:
@@ -469,7 +470,7 @@ class Control:
             }
 
         asked = ask(self.brokers())
-        # A broker that has joined meanwhile may coordinate ids, too. One that has left is not waited for.
+        # A broker that has joined meanwhile may coordinate ids, too. Do not wait for a broker that has left.
         await self.metadata()
         brokers = self.brokers()
         asked |= ask(node for node in brokers if node not in asked)
@@ -519,7 +520,7 @@ class Control:
         return meaning(response.error_code).name
 
     async def _commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
-        await self.coordinators_of([name for name, _ in due.values()])  # in one request, and kept for those below
+        await self.coordinators_of([name for name, _ in due.values()])  # one request fills the cache for all commits
         answers: dict[tuple[int, int], str | None] = {}
         under_way: deque[tuple[tuple[int, int], str, Future]] = deque()
         until_s = time.monotonic() + COMMITTING_S
@@ -589,7 +590,7 @@ def state_of(described: Any) -> TransactionState:
 
 
 _DIGITS = 7  # 31 ** 7 is more than 2 ** 32
-_FIRST = ord("A")  # of 31 letters in a row, which are the digits
+_FIRST = ord("A")  # the digits are the 31 characters from here on
 
 
 def name_beside(name: str, start: str) -> str:
@@ -611,11 +612,11 @@ _controls: OfProcess[Control] = OfProcess()  # the threads of phase two share on
 def control_of(properties: Mapping[str, Any]) -> Control:
     """Return this process's control connection to the cluster that ``properties`` (kafka-python's) name.
 
-    Tasks have connections of their own: see ``twopc_kafka.client.cluster``, which explains the pair."""
+    Tasks have connections of their own. ``twopc_kafka.client.cluster`` explains why."""
     return _controls.get(key_of(properties), lambda: Control(properties))
 
 
 def key_of(properties: Mapping[str, Any]) -> Hashable:
-    """Return the key under which a process keeps connections that have these properties."""
+    """Return the key under which a process caches connections with these properties."""
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
     return tuple(sorted(frozen.items()))

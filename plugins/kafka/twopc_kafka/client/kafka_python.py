@@ -1,8 +1,10 @@
-"""kafka-python beyond its documented names, all in this module: its connections, made robust against silent brokers.
+"""kafka-python's connections, made robust against silent brokers. Only this module uses undocumented names of
+kafka-python.
 
-Read in ``READ_IN``; the distribution's upper bound on kafka-python admits no later minor version. Another version may
-have renamed what this module overrides or reads (``_conns``, ``_reauth``, ``_do_reauth``, ``_do_bootstrap``, ``_net``,
-``_build_transport``, ``_sock_recv``), and would then fail at the first connection. The behaviors corrected here:
+The names are those of version ``READ_IN``; the distribution's upper bound on kafka-python admits no later minor
+version. Another version may have renamed what this module overrides or reads (``_conns``, ``_reauth``, ``_do_reauth``,
+``_do_bootstrap``, ``_net``, ``_build_transport``, ``_sock_recv``), and would then fail at the first connection. This
+module corrects the following behaviors of kafka-python:
 
 - It tries the addresses in 'bootstrap.servers' one at a time, and can spend its whole timeout on one that accepts
   connections but does not answer.
@@ -10,7 +12,7 @@ have renamed what this module overrides or reads (``_conns``, ``_reauth``, ``_do
 - It waits for a TLS handshake without a limit.
 - It counts the time for sending a large request over a slow network as the broker's silence.
 - It drops a response that arrives together with the end of the connection.
-- It takes a refused renewal of a login for a refused login.
+- It treats a refused renewal of a login like a refused login.
 - It logs passwords at DEBUG.
 """
 
@@ -47,7 +49,7 @@ __all__ = [
 ]
 
 READ_IN = "3.0.12"
-"""The version of kafka-python in which the names below were read."""
+"""The version of kafka-python whose names and behavior this module relies on."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ _ANSWER_MAX_BYTES = 2**31 - 1
 """The largest response. kafka-python's own limit of 1 MB is too small for a list of 10 000 transactions."""
 
 _REQUESTS_UNDER_WAY = 1_000
-"""The limit of requests in flight per connection. The callers bound their number, and kafka-python's default of five
+"""The limit of requests in flight per connection. Callers set lower limits of their own. kafka-python's default of five
 would slow down phase two."""
 
 _FINAL = (
@@ -139,7 +141,7 @@ class OfProcess(Generic[KeptT]):
     def __init__(self) -> None:
         self._of_parents: list[dict[Hashable, KeptT]] = []
         self._begin()
-        os.register_at_fork(after_in_child=self._begin_anew)
+        os.register_at_fork(after_in_child=self._forget_parent)
 
     def get(self, key: Hashable, make: Callable[[], KeptT]) -> KeptT:
         """Return the connections cached under ``key``. Make new ones if there are none or they are unusable."""
@@ -155,7 +157,7 @@ class OfProcess(Generic[KeptT]):
         self._kept: dict[Hashable, KeptT] = {}
         self._getting = threading.Lock()
 
-    def _begin_anew(self) -> None:
+    def _forget_parent(self) -> None:
         self._of_parents.append(self._kept)  # freeing them would unregister sockets from the parent's epoll
         self._begin()  # replaces the lock too, which a thread of the parent may have held
 
@@ -367,12 +369,12 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         if not built.is_done:
             self._net.cancel(building)  # also closes its socket
             raise kafka.errors.KafkaConnectionError("the broker did not answer the TLS handshake in time")
-        return _hearing_out(await built)
+        return _deliver_last_bytes(await built)
 
 
 async def _reauthenticate(reauthenticate: Callable[[], Awaitable[None]]) -> None:
-    """Reauthenticate a connection. A refusal counts as its end, not as that of the login: Kafka refuses a token of
-    another principal only on an open connection, and requests that wait for it may be sent on a new one."""
+    """Reauthenticate a connection. A refusal ends only this connection, not the login: Kafka refuses another
+    principal's token only on an open connection, and waiting requests may be sent on a new one."""
     try:
         await reauthenticate()
     except kafka.errors.SaslAuthenticationFailedError as error:
@@ -384,8 +386,8 @@ async def _reauthenticate(reauthenticate: Callable[[], Awaitable[None]]) -> None
         raise kafka.errors.KafkaConnectionError(f"the renewed login was refused: {error}") from error
 
 
-def _hearing_out(transport: Any) -> Any:
-    """Have kafka-python deliver data that arrives together with the end of the stream, which it would drop. A broker
+def _deliver_last_bytes(transport: Any) -> Any:
+    """Make kafka-python deliver data that arrives together with the end of the stream, instead of dropping it. A broker
     that refuses a login responds and closes the connection at once."""
     receive = transport._sock_recv  # noqa: SLF001
 
@@ -398,8 +400,8 @@ def _hearing_out(transport: Any) -> Any:
 
 
 class _HidesCredentials(logging.Filter):
-    """Drops log records that hold passwords. kafka-python logs each request at DEBUG, as a value and as bytes; SASL
-    requests contain the password."""
+    """Drops log records that contain passwords. kafka-python logs each request at DEBUG, as a value and as bytes, and
+    SASL requests contain the password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else (record.args,)

@@ -1,4 +1,4 @@
-"""Ask the leaders of partitions for their open transactions, which coordinators may not know.
+"""Questions to the leaders of partitions about open transactions, some of which coordinators no longer know.
 
 A transaction hangs (KIP-664) if its coordinator has ended it but a partition has no marker of that end: see
 ``twopc_kafka.hanging``.
@@ -34,8 +34,8 @@ TopicPartition: TypeAlias = "tuple[str, int]"
 ReportT = TypeVar("ReportT")
 
 METADATA_MAX_AGE_S = 1.0
-"""How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
-batch's metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
+"""How long metadata about leaders is reused. The sweep right after a completed batch can then reuse that batch's
+metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
@@ -58,8 +58,8 @@ class Away:
     """Why a partition could not be asked.
 
     Attributes:
-        reason: for the operator.
-        leader: the leader by the metadata that was used.
+        reason: the reason, in words for the operator.
+        leader: the partition's leader in the metadata that was used.
     """
 
     reason: str = field(compare=False)
@@ -112,28 +112,28 @@ class Leaders:
 
     @blocking
     async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
-        committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
-        or DESCRIBE, are left out."""
-        return await self._behind(*_led_and_away(await self._led_by(partitions, topic)))
+        """Return partition → last stable offset, for those of ``partitions`` and of ``topic`` in which an open
+        transaction holds back committed readers. Partitions that can't be asked, or that this principal may not READ or
+        DESCRIBE, are left out."""
+        return await self._behind(*_split_by_leader(await self._led_by(partitions, topic)))
 
     @blocking
     async def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """Return the partitions of ``topic`` that have no leader."""
-        return _led_and_away(await self._led_by({}, topic))[1]
+        return _split_by_leader(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
-        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
+        """Return Kafka's id of each topic, by metadata requested at ``since_s`` (of ``time.monotonic``) or later.
 
-        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
-        that this principal may not DESCRIBE, and topics without an id, are left out."""
+        A topic that is deleted and created again gets a new id. The id is empty if there is no such topic. Topics that
+        this principal may not DESCRIBE, and topics without an id, are left out."""
         found = self._kept(topics, since_s)
         if len(found) < len(topics):
             found = self.run(self._look_up, topics, since_s)
         return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
-        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks for what is not known then."""
+        """Start looking up topics, so that ``topic_ids`` rarely has to wait. That looks up the topics still missing."""
         if topics:
             self._control.manager.call_soon(self._look_up, topics, since_s)
 
@@ -145,7 +145,7 @@ class Leaders:
         Raises:
             Retriable: no majority reports the same id.
         """
-        most = await self._of_most(topics, _id_if_sure)
+        most = await self._majority(topics, _certain_id)
         for name in topics:
             if name not in most:
                 raise Retriable(f"the brokers don't agree on the id of topic {name!r}")
@@ -159,7 +159,7 @@ class Leaders:
         Raises:
             Retriable: no majority reports the same.
         """
-        most = await self._of_most([topic], _exists)
+        most = await self._majority([topic], _exists)
         if topic not in most:
             raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
         return most[topic]
@@ -167,7 +167,7 @@ class Leaders:
     @blocking
     async def may_read(self, topic: str) -> bool:
         """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
-        led, away = _led_and_away(await self._led_by({}, topic))
+        led, away = _split_by_leader(await self._led_by({}, topic))
         return bool(await self._ask(led, requests.producers, away)) or away.keys() >= led.keys()
 
     @blocking
@@ -208,7 +208,7 @@ class Leaders:
     # What the requests share. -----------------------------------------------------------------------------------
 
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
-        led, away = _led_and_away(led_by)
+        led, away = _split_by_leader(led_by)
         behind = {partition: led[partition] for partition in await self._behind(led, away)}
         open_ = [
             OpenInPartition(
@@ -228,8 +228,8 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, int]:
-        """Return the partitions whose last stable offset is behind the log end offset, i.e. with an open transaction →
-        the last stable offset.
+        """Return partition → last stable offset, for the partitions where that is behind the log end offset, i.e. with
+        an open transaction.
 
         Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
         was open when the last stable offset was read.
@@ -247,10 +247,10 @@ class Leaders:
         ]
         return {partition: readable[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
-    async def _of_most(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
-        """Ask every broker about topics, and return what more than half of the brokers report of each. Topics without
-        such a majority are left out. ``reported`` reads the report from a broker's metadata of a topic, None for no
-        report."""
+    async def _majority(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
+        """Ask every broker about topics, and return what more than half of the brokers report about each. Topics
+        without such a majority are left out. ``reported`` extracts the report from a broker's metadata of a topic, None
+        for no report."""
         asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
         counted: dict[str, Counter[ReportT]] = {name: Counter() for name in topics}
         for future in asked:
@@ -348,7 +348,7 @@ class Leaders:
 
 
 def _may_describe(topic: Any) -> bool:
-    """Return whether this principal may DESCRIBE the topic. Raise any other error, except that it does not exist."""
+    """Return whether this principal may DESCRIBE the topic. Raise any other error, unless the topic does not exist."""
     error = kafka.errors.for_code(topic.error_code)
     if issubclass(error, kafka.errors.AuthorizationError):
         _warn_of_missing_right("DESCRIBE", topic.name)
@@ -366,9 +366,9 @@ def _exists(topic: Any) -> bool:
     return topic.error_code not in _UNKNOWN
 
 
-def _id_if_sure(topic: Any) -> str | None:
-    """Return the id of a topic in metadata, empty if there is no such topic. Return None if there is no id, or an error
-    leaves open whether the topic exists."""
+def _certain_id(topic: Any) -> str | None:
+    """Return the id of a topic in metadata, empty if there is no such topic. Return None if the topic has no id, or if
+    an error leaves open whether the topic exists."""
     return topic_id(topic) if topic.error_code in (0, *_UNKNOWN) else None
 
 
@@ -383,14 +383,14 @@ def topic_id(topic: Any) -> str | None:
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:
-    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide one, e.g. of another listener
+    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # other errors hide the leader, e.g. on another listener
     return {
         found.partition_index: Leader(found.leader_id, found.leader_epoch if found.error_code in without else -1)
         for found in topic.partitions
     }
 
 
-def _led_and_away(
+def _split_by_leader(
     led_by: Mapping[TopicPartition, Leader],
 ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, Away]]:
     """Return the partitions that have a leader, and those that have none."""

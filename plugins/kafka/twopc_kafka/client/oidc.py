@@ -38,7 +38,7 @@ TIMEOUT_S = 10.0
 
 _LONGEST_ANSWER = 1024 * 1024
 _PASSING = (408, 429)
-_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # without a user: errors of urllib would show the password
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # no user: urllib's errors would show the password
 _EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
 
 _ADVICE = {
@@ -51,7 +51,7 @@ _ADVICE = {
 
 
 def check(properties: Mapping[str, Any], instead: str) -> None:
-    """Refuse options with which no token can be fetched. ``instead`` is the option for tokens from elsewhere.
+    """Refuse options with which no token can be fetched. ``instead`` is the option for other token providers.
 
     Raises:
         ConfigurationError: an option is wrong or missing. The error names the option, never its value.
@@ -82,7 +82,7 @@ class Endpoint:
         return dict(part.split("=", 1) for part in _parts(self._properties))
 
     def fetch(self) -> tuple[str, int]:
-        """Return a token, and how many seconds it lives.
+        """Return a token, and its lifetime in seconds.
 
         Raises:
             Retriable: the endpoint returned no token.

@@ -56,11 +56,11 @@ IMPLICIT_PARTITIONS = 2
 _TELLS_FEATURES = 3  # the first version of ApiVersions with the cluster's finalized features (KIP-584)
 _LISTS_STATES = 4  # the first version of ListGroups with the groups' states (Kafka 2.6, KIP-518)
 _HAS_ISOLATION = 2  # the first version of ListOffsets with isolation levels
-_END = -1  # the timestamp by which ListOffsets returns the end for a reader of this isolation level
+_END = -1  # the timestamp with which ListOffsets returns the end offset for the isolation level
 _BY_CLIENTS = 3  # the last version of AddPartitionsToTxn for clients; later ones are for brokers
 _AFTER_ADDING = 4  # the last version of TxnOffsetCommit that needs AddOffsetsToTxn before it (KIP-890)
 _IMPLICIT_PRODUCE = 12  # the first version of Produce that adds its partitions to the transaction (KIP-890)
-_EPOCH_OF_ITS_OWN = 2  # transaction.version 2, whose markers have an epoch of their own; older brokers accept it
+_EPOCH_OF_ITS_OWN = 2  # transaction.version 2, in which a marker has its own epoch; older brokers accept it
 _ALL_REPLICAS = -1
 _ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python's default for responses is the same
 
@@ -124,7 +124,7 @@ def groups() -> ListGroupsRequest:
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProducerIdRequest:
-    """Request a new producer epoch. ``timeout_ms``: the transaction's timeout, None for a transaction without one."""
+    """Request a new producer epoch. ``timeout_ms`` is the transaction's timeout, None for no timeout."""
     common = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
     if timeout_ms is None:  # the brokers ignore the number
         return InitProducerIdRequest(**common, transaction_timeout_ms=1, enable2_pc=True, min_version=GRANTS_NO_TIMEOUT)

@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class NotSent(Exception):
-    """A request was not sent, or has no effect at the broker: it may be repeated."""
+    """A request was not sent, or had no effect at the broker, so it may be repeated."""
 
 
 class Unanswered(Exception):
@@ -23,8 +23,8 @@ class Unanswered(Exception):
 
 
 def pause_s(attempts: int) -> float:
-    """Return how long to wait after this many attempts: first as long as Kafka takes to end a transaction, at most as
-    long as an election of a leader takes."""
+    """Return how long to wait after this many attempts: at first as long as Kafka takes to end a transaction, at most
+    as long as a leader election takes."""
     return float(min(1.0, 0.01 * 2**attempts))
 
 
@@ -46,8 +46,8 @@ async def until_accepted(
         sleep: waits while other coroutines run.
 
     Raises:
-        RoundAborted: the time is over, the response was lost, or the brokers rejected the request for a reason that a
-            new attempt of the task avoids.
+        RoundAborted: the time is up, the response was lost, or the brokers rejected the request for a reason that a new
+            attempt of the task avoids.
         ConfigurationError: the brokers would reject every attempt.
         OperatorRequired: the brokers deny this principal a right.
     """

@@ -1,4 +1,4 @@
-"""Tokens for SASL OAUTHBEARER, for all clients of a process: taken from a provider, kept, and renewed.
+"""Tokens for SASL OAUTHBEARER, for all clients of a process: fetched from a provider, cached, and renewed.
 
 The provider is the one that ``sasl.token.provider`` names, or the issuer's endpoint (``oidc``). With an endpoint,
 librdkafka fetches its own tokens.
@@ -44,12 +44,12 @@ TIMEOUT_S = 30.0
 """How long a provider may take. Callers that need a token repeat the call."""
 
 RENEWAL_WAIT_S = 1.0
-"""How long a renewal is waited for while the token before it is still good."""
+"""How long to wait for a renewal while the current token is still valid."""
 
 RENEWED_AFTER = 0.8
 """The fraction of a token's lifetime after which it is renewed. kafka-python reauthenticates a connection after 0.85 to
-0.95 of the lifetime that the token had left at login (KIP-368), and librdkafka after 0.8 of it, so the connection then
-gets a newer token."""
+0.95 of the lifetime that the token had left at login (KIP-368), and librdkafka after 0.8 of it. By then there is a
+newer token."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Token:
     """A token, as a provider returns it.
 
     Attributes:
-        value: what the broker is sent.
+        value: the text that is sent to the broker.
         expires_at_s: when it expires, in seconds since the epoch.
         principal: for librdkafka's log; the broker reads it from the token.
         extensions: names and values of SASL extensions (RFC 7628, 3.1).
@@ -73,20 +73,20 @@ Fetch: TypeAlias = Callable[[], Token]
 
 
 class TokenProvider(Protocol):
-    """What ``sasl.token.provider`` names: a class, or a function that returns the provider's ``fetch``.
+    """A token provider, as ``sasl.token.provider`` names it: a class, or a function that returns ``fetch``.
 
-    It is made on the driver and in each executor's process from the sink's options, so nothing of it is pickled.
+    The driver and each executor's process call it with the sink's options, so nothing of it is pickled.
     """
 
     def __call__(self, options: Mapping[str, str], servers: Sequence[str], /) -> Fetch:
-        """Return a function that fetches a token. Connect to nothing.
+        """Return a function that fetches a token. Do not connect to anything yet.
 
         Args:
             options: the sink's options that begin with ``sasl.token.``, without that prefix and without ``provider``.
             servers: the addresses in 'bootstrap.servers', each ``host:port``.
 
-        The function is called on any thread, by one caller at a time. It may raise OperatorRequired where somebody
-        must act; any other error counts as temporary, and only its type is shown.
+        The function is called on any thread, by one caller at a time. It may raise OperatorRequired if an operator
+        must act. Any other error counts as temporary, and only its type is shown.
 
         Raises:
             ConfigurationError: an option is wrong or missing.
@@ -94,7 +94,7 @@ class TokenProvider(Protocol):
 
 
 def is_token_option(name: str) -> bool:
-    """Return whether an option is one of tokens. Those of a provider may have any name."""
+    """Return whether an option configures tokens. A provider's options may have any name after the prefix."""
     return name in OPTIONS or name.startswith(PREFIX)
 
 
@@ -121,7 +121,7 @@ def tokens_of(properties: Mapping[str, Any]) -> Tokens:
     """Return the tokens for checked properties. All connections of a process share them."""
     names = ["bootstrap.servers", *sorted(name for name in properties if is_token_option(name))]
     tokens = _tokens(tuple((name, str(properties[name])) for name in names))
-    tokens.provider()  # made here, as the connections' thread would take its error for a lost broker
+    tokens.provider()  # created here: the connections' thread would take an error for a lost broker
     return tokens
 
 
@@ -129,7 +129,7 @@ def require_token(properties: Mapping[str, Any]) -> None:
     """Fetch a valid token, if connections with these properties (kafka-python's) log in with one.
 
     Raises:
-        Retriable: there is no token now.
+        Retriable: no token is available now.
         OperatorRequired: the provider refuses this client.
     """
     tokens = properties.get("sasl_oauth_token_provider")
@@ -138,7 +138,7 @@ def require_token(properties: Mapping[str, Any]) -> None:
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """One token of a provider, which is fetched again when it is due for renewal. Safe to use from several threads.
+    """A provider's current token, fetched again when it is due for renewal. Safe to use from several threads.
 
     A forked process begins without a token. Upholds: it never waits for a lock or a thread of its parent.
     """
@@ -157,7 +157,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self._renewed_at_s = self._ends_at_s = 0.0  # by time.monotonic
 
     def provider(self) -> Fetch:
-        """Return this process's provider. Raises what making it raises."""
+        """Return this process's provider. Raises what its constructor raises."""
         self._fetch = self._fetch or self._make()
         return self._fetch
 
@@ -177,8 +177,9 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         return token.value, token.expires_at_s, token.principal, dict(token.extensions)
 
     def valid_token(self) -> Token:
-        """Return a token that is not due for renewal, or the one before if that has not ended and there is no other
-        yet: kafka-python asks on the thread that serves all connections. Raises like ``require_token``."""
+        """Return a token, renewed if it is due. If the renewal takes longer than ``RENEWAL_WAIT_S`` or fails, return
+        the current token while it is valid: kafka-python asks on the thread that serves all connections. Raises like
+        ``require_token``."""
         with self._fetching:
             if time.monotonic() >= self._renewed_at_s:
                 is_usable = time.monotonic() < self._ends_at_s
@@ -195,12 +196,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         if not wait([attempt.token], timeout_s).done:
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
         self._under_way = None
-        self._token = self._checked(attempt)
+        self._token = self._check(attempt)
         life_s = self._token.expires_at_s - attempt.began_at_s
         self._renewed_at_s = attempt.began_s + RENEWED_AFTER * life_s
         self._ends_at_s = attempt.began_s + life_s
 
-    def _checked(self, attempt: _Attempt) -> Token:
+    def _check(self, attempt: _Attempt) -> Token:
         match attempt.token.exception():
             case ConfigurationError() | OperatorRequired() | Retriable() as error:
                 raise error
@@ -222,7 +223,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
 
 
 class _Attempt:
-    """A call of a provider, on a thread of its own, as it may never return."""
+    """A call of a provider, on its own thread because it may never return."""
 
     def __init__(self, fetch: Fetch) -> None:
         self.token: Future[object] = Future()
@@ -232,7 +233,7 @@ class _Attempt:
     def _run(self, fetch: Fetch) -> None:
         try:
             self.token.set_result(fetch())
-        except BaseException as error:  # noqa: BLE001  # the caller raises another, without what this one may show
+        except BaseException as error:  # noqa: BLE001  # the caller raises another error, without this one's text
             self.token.set_exception(error)
 
 

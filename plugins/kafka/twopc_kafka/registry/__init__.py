@@ -8,7 +8,7 @@ through Python. Avro and Protobuf need Spark's package ``spark-avro`` or ``spark
     orders.select("key", value.alias("value"))
 
 Without ``timeout`` (seconds), the client waits forever for a registry that hangs. Use one client for all batches: it
-remembers schemas, so a call sends one or two requests.
+caches schemas, so a call sends one or two requests.
 """
 
 from twopc_kafka.registry.avro import from_avro, to_avro

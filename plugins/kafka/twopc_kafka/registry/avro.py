@@ -1,4 +1,4 @@
-"""Columns as Avro, after the id of their schema, and back."""
+"""Columns to Avro and back, with the id of their schema in front."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def to_avro(
     schema: str | Schema | None = None,
     register: bool = True,
 ) -> Column:
-    """Return a column of ``frame`` as Avro, after the id of its schema. Null stays null.
+    """Encode a column of ``frame`` as Avro, with the id of its schema in front. Null stays null.
 
     A value that the schema can't hold fails the batch before its decision. The error names the field.
 
     Args:
-        frame: has the column, and with it the column's type.
-        column: what to encode, such as ``struct("id", "note")``.
+        frame: the DataFrame with the column, which determines the column's type.
+        column: the column to encode, such as ``struct("id", "note")``.
         subject: the subject in the registry, such as ``orders-value``.
         registry: Confluent's client.
-        schema: the Avro schema. None for the newest of the subject; if the subject has none, for a schema of the
-            column's type, whose nullable fields are null by default. Confluent's ``Schema`` can have references.
+        schema: the Avro schema. None for the subject's newest; if the subject has none, for a schema made from the
+            column's type, whose nullable fields default to null. Confluent's ``Schema`` can have references.
         register: whether to register ``schema``. If False, the subject must have it.
 
     Raises:
-        ConfigurationError: the registry refuses the schema, such as an incompatible one, or does not have it; or the
+        ConfigurationError: the registry refuses the schema, for example as incompatible, or does not have it; or the
             column does not fit it. No record was written.
         Retriable: the registry did not answer.
     """
@@ -68,17 +68,17 @@ def from_avro(
     registry: SchemaRegistryClient,
     reader: str | Schema | None = None,
 ) -> Column:
-    """Return Avro as Spark's types, each record decoded by the schema of its own id. Null stays null.
+    """Decode Avro to Spark's types, each record by the schema of its own id. Null stays null.
 
-    The ids are those that the subject has when this is called, deleted ones included. A record with another id, or one
-    that can't be read exactly as ``reader``, fails the batch. For schemas that are registered while a query runs, call
-    this for each batch, in the function for ``foreachBatch``.
+    The ids are those that the subject has when this is called, including deleted ones. A record with another id, or one
+    that can't be read exactly as ``reader``, fails the batch. If schemas are registered while a query runs, call this
+    for each batch, in the function for ``foreachBatch``.
 
     Args:
         column: the binary column, such as ``value`` of Spark's Kafka source.
-        subject: the subject in the registry, or several if the records have the schemas of several.
+        subject: the subject in the registry, or several if the records use schemas of several subjects.
         registry: Confluent's client.
-        reader: the Avro schema that all records are resolved to. None for the newest of the (first) subject.
+        reader: the Avro schema that all records are resolved to. None for the (first) subject's newest.
 
     Raises:
         ConfigurationError: the registry does not have the subject or refuses the request, or no schema of the subject
@@ -97,7 +97,7 @@ def from_avro(
 
 
 def in_spark(body: Column, tree: Any, reader: Any, *, logical_types: bool = True) -> Column:
-    """Return records of a schema as Spark's types, read by another one. A record that is damaged fails the batch."""
+    """Decode records of the schema ``tree`` to Spark's types, resolved to ``reader``. A damaged one fails the batch."""
     texts = [avro_schemas.text(each, logical_types=logical_types) for each in (tree, reader)]
     options = {"mode": "FAILFAST", "avroSchema": texts[1], "datetimeRebaseMode": "CORRECTED"}
     return avro.from_avro(body, texts[0], options)
@@ -106,13 +106,13 @@ def in_spark(body: Column, tree: Any, reader: Any, *, logical_types: bool = True
 def by_own_schema(
     column: str | Column, subjects: Sequence[Subject], decoded: Callable[[Column, Any], Column]
 ) -> Column:
-    """Return a column, ``decoded`` from the value and the tree of its own schema. Null stays null."""
+    """Decode each record by ``decoded``, called with the record's body and its own schema's tree. Null stays null."""
 
     def of_schema(body: Column, subject: Subject, schema: Schema) -> Column:
         tree = avro_schemas.expanded(subject, schema)
         if not avro_schemas.nullable(tree):
             return decoded(body, tree)
-        # Spark's decoder takes no record that may be null. The branch of a union is a zigzag varint.
+        # Spark's decoder does not accept a nullable record. The branch of a union is a zigzag varint.
         is_null = F.substring(body, 1, 1) == literal(bytes([2 * tree.index("null")]))
         return F.when(is_null, F.lit(None)).otherwise(decoded(body, tree))
 
@@ -133,7 +133,7 @@ _IN_AVRO: Mapping[str, tuple[str, ...]] = {
     "long:local-timestamp-micros": ("timestamp_ntz",),
     "string:uuid": ("string",),
 }
-"""Avro's type, with its logical type → the types that Spark encodes so, without loss."""
+"""Avro's type, with its logical type → the Spark types that it holds without loss."""
 
 
 def _is_no_uuid(value: Column) -> Column:
@@ -159,7 +159,7 @@ def _shape(tree: Any, path: str) -> Shape:
 
 
 def _schema_of(kind: T.DataType, name: str, nullable: bool = False) -> Any:
-    """Return an Avro schema for a Spark type. Null is the default of a nullable field, which makes it compatible."""
+    """Return an Avro schema for a Spark type. Nullable fields default to null, so that adding one is compatible."""
     found: Any
     match kind:
         case T.StructType():
@@ -169,7 +169,7 @@ def _schema_of(kind: T.DataType, name: str, nullable: bool = False) -> Any:
                 {"name": each.name, "type": _schema_of(each.dataType, f"{name}.{each.name}", each.nullable)}
                 | ({"default": None} if each.nullable else {})
                 for each in kind
-            ]  # The name of each struct is a namespace for those within: no two have one name.
+            ]  # Each struct's name is the namespace of the structs inside it, so all full names differ.
             found = {"type": "record", "name": name, "fields": fields}
         case T.ArrayType():
             found = {"type": "array", "items": _schema_of(kind.elementType, f"{name}.item", kind.containsNull)}

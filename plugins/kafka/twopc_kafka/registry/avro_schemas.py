@@ -1,4 +1,4 @@
-"""Avro schemas as a registry has them: each name replaced by its definition, and compared as Avro resolves them."""
+"""Avro schemas of a registry: names are replaced by definitions, and schemas compared by Avro's rules of resolution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twopc_kafka.registry.subjects import Subject
 
 
 def expanded(subject: Subject, schema: Schema) -> Any:
-    """Return a schema in which each name is replaced by its definition, those of other subjects too."""
+    """Return a schema in which each name is replaced by its definition, even one from another subject."""
     texts = [*subject.referenced(schema).values(), subject.text(schema)]
     named: dict[str, Any] = {}
     try:
@@ -27,7 +27,7 @@ def expanded(subject: Subject, schema: Schema) -> Any:
 
 
 def text(tree: Any, *, logical_types: bool = True) -> str:
-    """Return a schema for Java's parser, which takes a definition once and completes names without a namespace."""
+    """Return a schema for Java's parser, which accepts a definition once, and adds a namespace to names without one."""
     seen: set[str] = set()
 
     def of(node: Any) -> Any:
@@ -54,13 +54,13 @@ def nullable(tree: Any) -> bool:
 
 
 def without_null(tree: Any) -> Any:
-    """Return a type as one that can't be null."""
+    """Return a type without its alternative null."""
     types = _types(tree)
     return types[0] if len(types) == 1 else types
 
 
 def single(tree: Any, path: str) -> dict[str, Any]:
-    """Return the one type of a schema besides null."""
+    """Return the only type of a schema other than null."""
     types = _types(tree)
     if len(types) != 1:
         raise ConfigurationError(f"{path}: a union of several types is not supported")
@@ -68,7 +68,7 @@ def single(tree: Any, path: str) -> dict[str, Any]:
 
 
 def _types(tree: Any) -> list[dict[str, Any]]:
-    """Return the types of a union, or the one type, without null."""
+    """Return the types of a union, or the single type, without null."""
     each = tree if isinstance(tree, list) else [tree]
     return [node if isinstance(node, dict) else {"type": node} for node in each if node != "null"]
 
@@ -81,7 +81,7 @@ def shown(node: Mapping[str, Any]) -> str:
 
 
 def refuse_unresolvable(writer: Any, reader: Any) -> None:
-    """Raise a ConfigurationError unless each value of the writer's schema is read as the same value by the reader's."""
+    """Raise ConfigurationError unless the reader's schema reads each value of the writer's schema unchanged."""
     if writer == reader:
         return
     checker: Any = ReaderWriterCompatibilityChecker  # it has no types
@@ -95,7 +95,8 @@ def refuse_unresolvable(writer: Any, reader: Any) -> None:
 
 
 def _changes(writer: Any, reader: Any, path: str) -> Iterator[str]:
-    """Yield where Avro would read a value as another. It resolves by encodings: milliseconds, read as microseconds."""
+    """Yield the places where Avro would change a value. It resolves by encoding alone, and so would read milliseconds
+    as microseconds."""
     for written in _types(writer):
         same = [each for each in _types(reader) if each["type"] == written["type"]]
         for read in [each for each in same if each.get("name") == written.get("name")] or same or _types(reader):

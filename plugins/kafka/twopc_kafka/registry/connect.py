@@ -1,4 +1,4 @@
-"""Records of Kafka Connect in Avro, as Connect's JSON."""
+"""Conversion of Kafka Connect's records from Avro to Connect's JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from twopc_kafka.registry.subjects import Subject
 
 
 def connect_json(column: str | Column, *, subject: str | Sequence[str], registry: SchemaRegistryClient) -> Column:
-    """Return records that Kafka Connect wrote in Avro as Connect's JSON with its schema, for ``twopc.spark.debezium``.
+    """Convert records that Kafka Connect wrote in Avro to Connect's JSON with its schema, for ``twopc.spark.debezium``.
 
-    Use it for the keys and for the values. Each record has the fields of its own schema. The arguments and errors are
+    Use it for the keys and for the values. Each record keeps the fields of its own schema. The arguments and errors are
     those of ``from_avro``.
     """
 
@@ -35,7 +35,7 @@ def connect_json(column: str | Column, *, subject: str | Sequence[str], registry
 
 
 def _in_connect(tree: Any, path: str) -> dict[str, Any]:
-    """Return the schema of Kafka Connect for a schema of its Avro converter."""
+    """Return Kafka Connect's schema for a schema that its Avro converter wrote."""
     node = avro_schemas.single(tree, path)
     kind = str(node["type"])
     found: dict[str, Any] = {

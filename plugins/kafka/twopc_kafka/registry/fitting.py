@@ -1,4 +1,4 @@
-"""Whether a column fits a schema, and the tests that its values still need."""
+"""The comparison of a column with a schema, and the tests that the column's values still need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fault: TypeAlias = "Callable[[Column], Column]"
 """A predicate for values that the schema can't hold."""
 
 _Within: TypeAlias = "Callable[[Fault], Fault]"
-"""A function that turns a part's fault into the whole's."""
+"""A function that turns a fault of a part into one of the whole value."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Shape:
 
     Attributes:
         shown: the schema's type, for errors.
-        kinds: Spark's types, by name.
-        fields: the schema of each field, and whether a column must be there.
+        kinds: the names of the Spark types that fit.
+        fields: field → its schema, and whether a column is required.
         of: the schema of elements, or of a map's values.
         key: the schema of a map's keys, unless they are text.
-        fault: what values of these types may still have.
-        one_of: groups of fields, of which one has a value.
+        fault: the test for values of these types that the schema can't hold.
+        one_of: groups of fields of which only one may have a value.
     """
 
     shown: str
@@ -47,10 +47,10 @@ class Shape:
 def faults(
     kind: T.DataType, schema: Any, shape_of: Callable[[Any, str], Shape], path: str, may_be_null: bool = False
 ) -> Iterator[tuple[Fault, str]]:
-    """Compare a Spark type with a schema by the names of the fields, and yield the faults that values may have.
+    """Compare a Spark type with a schema, field by field. Yield each fault that a value may have, with a message.
 
     Raises:
-        ConfigurationError: they do not fit. The error names the field, the column's type and the schema's.
+        ConfigurationError: the type does not fit. The error names the field, the column's type and the schema's.
     """
     shape = shape_of(schema, path)
     is_other_key = isinstance(kind, T.MapType) and not (shape.key or isinstance(kind.keyType, T.StringType))
@@ -72,7 +72,7 @@ def faults(
 
 
 def _parts(kind: T.DataType, shape: Shape, path: str) -> Iterator[tuple[str, T.DataType, Any, bool, _Within]]:
-    """Yield each part of a type: its path, type and schema, whether it may be null, and how to test it in its whole."""
+    """Yield each part of a type: its path, type and schema, whether it may be null, and how to test it in the whole."""
     match kind:
         case T.StructType():
             if others := [each for each in kind.names if each not in shape.fields or kind.names.count(each) > 1]:
@@ -98,7 +98,7 @@ def _in_any(elements: Fault, fault: Fault) -> Fault:
 
 
 def _is_no_text(value: Column) -> Column:
-    """``CAST(value AS STRING)`` takes any bytes, which other readers refuse or replace."""
+    """Find text that is not UTF-8. ``CAST(value AS STRING)`` accepts any bytes, but other readers do not."""
     return ~F.is_valid_utf8(value)
 
 
@@ -107,5 +107,5 @@ def _are_several(names: Sequence[str], value: Column) -> Column:
 
 
 def is_no_millisecond(value: Column) -> Column:
-    """Return whether a timestamp has a part of a millisecond."""
+    """Return whether a timestamp has a fraction of a millisecond."""
     return F.date_trunc("MILLISECOND", value) != value

@@ -1,4 +1,4 @@
-"""The frame of a record: a magic byte and the id of its schema, before the value."""
+"""The frame of a record: a magic byte and the id of its schema, in front of the value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REST = 2**31 - 1  # Spark's longest substring
 
 
 def literal(value: bytes) -> Column:
-    """Return a column of some bytes."""
+    """Return a column that is always ``value``."""
     return F.lit(bytearray(value))
 
 
@@ -29,7 +29,7 @@ def after(value: Column, start: int) -> Column:
 def framed(
     column: str | Column, schema_id: int, faults: Sequence[tuple[Fault, str]], encoded: Callable[[Column], Column]
 ) -> Column:
-    """Return a column with the frame before each encoded value. A value with one of the faults fails the batch."""
+    """Encode a column, with the frame in front of each value. A value with one of the faults fails the batch."""
     value = _column(column)
     found = F.when(value.isNull(), F.lit(None))
     for is_fault, message in faults:
@@ -54,7 +54,7 @@ def by_id(
     for schema_id, (subject, schema) in schemas.items():
         try:
             branch = decoded(body, subject, schema)
-        except ConfigurationError as error:  # It may be an old version, of which there is no record.
+        except ConfigurationError as error:  # It may be an old version that no record uses.
             refused.append(f"records with the schema id {schema_id} can't be read: {error}")
             branch = F.raise_error(F.lit(refused[-1]))
         found = found.when(header == literal(_header(schema_id)), branch)

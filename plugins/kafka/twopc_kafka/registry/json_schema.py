@@ -1,4 +1,4 @@
-"""Columns as JSON, after the id of their schema."""
+"""Columns to JSON, with the id of their schema in front."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def to_json_schema(
     schema: str | Schema | None = None,
     register: bool = True,
 ) -> Column:
-    """Return a column of ``frame`` as JSON, after the id of its schema. Null stays null.
+    """Encode a column of ``frame`` as JSON, with the id of its schema in front. Null stays null.
 
     The arguments and errors are those of ``to_avro``. The JSON schema may have types, ``properties``, ``required``,
-    ``items``, ``additionalProperties`` and alternatives to null. Other rules, such as ``pattern``, are refused: Spark
-    does not check them. Times are written with microseconds, in UTC; bytes in base64.
+    ``items``, ``additionalProperties`` and null as an alternative. Other rules, such as ``pattern``, are refused: Spark
+    does not check them. Times are written in UTC with microseconds, bytes in base64.
     """
     kind = frame.select(column).schema[0].dataType
     target = Subject(registry, subject, "JSON", WRITING)
@@ -73,7 +73,7 @@ def _shape(node: Any, path: str) -> Shape:
         others = [each for each in node[rule] if each != {"type": "null"}]
         if len(others) == len(node[rule]) - 1 == 1:
             shape = _shape(others[0], path)
-            return replace(shape, nullable=rule == "anyOf" or not shape.nullable)  # oneOf: not both
+            return replace(shape, nullable=rule == "anyOf" or not shape.nullable)  # with oneOf, null must not fit both
     types = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
     others = [each for each in types if each not in ("null", None)]
     unknown = [each for each in rules if each not in _RULES]
@@ -94,5 +94,5 @@ def _shape(node: Any, path: str) -> Shape:
 
 
 def _is_no_number(value: Column) -> Column:
-    """JSON has no NaN and no infinity. Spark's NaN is greater than infinity."""
+    """Find NaN and infinity, which JSON does not have. Spark's NaN is greater than infinity."""
     return F.abs(value.cast("double")) >= F.lit(float("inf"))

@@ -1,4 +1,4 @@
-"""Columns as Protobuf, after the id of their schema and the place of their message, and back."""
+"""Columns to Protobuf and back, with the id of their schema and the indexes of their message in front."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def to_protobuf(
     message: str | None = None,
     register: bool = True,
 ) -> Column:
-    """Return a column of ``frame`` as Protobuf, after the id of its schema and its message's indexes. Null stays null.
+    """Encode a column of ``frame`` as Protobuf, with its schema's id and message's indexes in front. Null stays null.
 
-    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the first of the schema. The other
+    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the schema's first. The other
     arguments and the errors are those of ``to_avro``, with the text of a ``.proto`` file as ``schema``.
 
-    A field of proto3 without ``optional`` may have no column, but no nulls. Of a ``oneof``, at most one column has a
-    value. Spark encodes timestamps in milliseconds and unsigned numbers below 2**63: others are refused.
+    A proto3 field without ``optional`` may lack a column, but can't be null. At most one column of a ``oneof`` may have
+    a value. Spark encodes timestamps in milliseconds and unsigned numbers below 2**63; others are refused.
     """
     kind = frame.select(column).schema[0].dataType
     target = Subject(registry, subject, "PROTOBUF", WRITING)
@@ -60,7 +60,7 @@ def from_protobuf(
     reader: str | Schema | None = None,
     message: str | None = None,
 ) -> Column:
-    """Return Protobuf as Spark's types. Null stays null.
+    """Decode Protobuf to Spark's types. Null stays null.
 
     ``message`` is the message's full name, such as ``shop.Order.Line``; None for the first of ``reader``. The other
     arguments and the errors are those of ``from_avro``. A record of another message fails the batch.
@@ -110,7 +110,7 @@ _IN_PROTOBUF: Mapping[str, tuple[str, ...]] = {
     "google.protobuf.Int64Value": ("long",),
     "google.protobuf.StringValue": ("string",),
 }
-"""Protobuf's type → the types that Spark encodes so, without loss."""
+"""Protobuf's type → the Spark types that it holds without loss."""
 
 
 def _message(subject: Subject, schema: Schema, name: str | None) -> Message:
@@ -122,7 +122,7 @@ def _message(subject: Subject, schema: Schema, name: str | None) -> Message:
 
 
 def _for_spark(message: Message, session: SparkSession) -> tuple[str, bytes]:
-    """Return the name and the files by which Spark finds a message. Refuse a session without Spark's package."""
+    """Return the name and the files with which Spark finds a message. Refuse a session without Spark's package."""
     name, files = message.for_spark
     try:
         _ = session.range(0).select(protobuf.from_protobuf(literal(b""), name, binaryDescriptorSet=files)).schema
@@ -135,7 +135,8 @@ def _for_spark(message: Message, session: SparkSession) -> tuple[str, bytes]:
 
 
 def _is_no_timestamp(value: Column) -> Column:
-    """Spark drops microseconds, and writes a part of a second before 1970 with a sign that others refuse."""
+    """Find timestamps that Spark writes wrong: it drops microseconds, and gives a fraction of a second before 1970 a
+    sign that other readers refuse."""
     is_early = value < F.timestamp_seconds(F.lit(0))
     return is_no_millisecond(value) | (is_early & (F.date_trunc("SECOND", value) != value))
 
@@ -152,7 +153,7 @@ _FAULTS: Mapping[str, Fault] = {
 
 
 def _shape(place: Any, path: str) -> Shape:
-    """Return the shape of a message or a field, or of a field's elements or a map's values: a tuple of their field."""
+    """Return the shape of a message or a field. A field in a tuple stands for its elements, or for a map's values."""
     if hasattr(place, "fields"):
         fields = {each.name: (each, each.is_required) for each in place.fields}
         groups = [[each.name for each in group.fields] for group in place.oneofs]

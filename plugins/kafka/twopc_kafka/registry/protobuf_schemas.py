@@ -1,4 +1,4 @@
-"""Protobuf schemas as a registry has them: compiled, and each message by its place in the file."""
+"""Protobuf schemas of a registry: compiled, with their messages and the messages' indexes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FIXED = {"fixed32", "fixed64"}
 
 
 def _add(files: dict[str, Any], name: str, text: str) -> None:
-    """Add a file, with the built-in files that it imports before it."""
+    """Add a file, after the built-in files that it imports."""
     found = _decoded(text)
     for each in found.dependency if found else _BUILT_IN.findall(text):
         _add_built_in(files, each)
     if not found:
-        found = FileDescriptorProto.FromString(_compiled(text, _serialized(files.values())))
+        found = FileDescriptorProto.FromString(_compile(text, _serialized(files.values())))
     found.name = name
     files[name] = found
 
@@ -41,7 +41,7 @@ def _decoded(text: str) -> Any:
     try:
         return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (DecodeError, ValueError):
-        return None  # a source has characters that base64 does not have
+        return None  # it is a source: sources have characters that base64 lacks
 
 
 def _add_built_in(files: dict[str, Any], name: str) -> None:
@@ -50,7 +50,7 @@ def _add_built_in(files: dict[str, Any], name: str) -> None:
     try:
         file = Default().FindFileByName(name)
     except KeyError:
-        return  # The compiler names it.
+        return  # the compiler reports it
     for each in file.dependencies:
         _add_built_in(files, each.name)
     files[name] = FileDescriptorProto.FromString(file.serialized_pb)
@@ -60,10 +60,10 @@ def _serialized(files: Any) -> bytes:
     return bytes(FileDescriptorSet(file=files).SerializeToString(deterministic=True))
 
 
-@lru_cache(maxsize=1000)  # A process for each schema would take long, and columns are built for each batch.
-def _compiled(text: str, imported: bytes) -> bytes:
+@lru_cache(maxsize=1000)  # Columns are built for each batch, and a compiler process for each would take long.
+def _compile(text: str, imported: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        own = f"twopc_{hashlib.sha256(text.encode()).hexdigest()}.proto"  # the name of no import
+        own = f"twopc_{hashlib.sha256(text.encode()).hexdigest()}.proto"  # no import has this name
         source, known, compiled = (Path(folder, name) for name in (own, "known", "compiled"))
         source.write_text(text, encoding="utf-8")
         known.write_bytes(imported)
@@ -89,8 +89,9 @@ class Message:
         """Return a message of the last file.
 
         Args:
-            texts: each file by the name that others import it by, after those that it imports, built-in ones excepted:
-                its source, or its descriptor in base64, as Confluent's clients for Python and .NET register it.
+            texts: the name by which others import a file → its source, or its descriptor in base64, as Confluent's
+                clients for Python and .NET register it. Each file follows those that it imports. Built-in files may be
+                left out.
             name: the message's full name, such as ``shop.Order.Line``. None for the file's first message.
 
         Raises:
@@ -115,14 +116,14 @@ class Message:
 
     @property
     def indexes(self) -> list[int]:
-        """The message's place in its file: the index of its outermost message, and so on inwards."""
+        """The message's place in its file: the index of the outermost message, then that of each nested one."""
         found, inner = [], self.descriptor
         while (outer := inner.containing_type) is not None:
             names = [each.name for each in outer.nested_types]
             index = names.index(inner.name)
             groups = {each.message_type for each in outer.fields if each.type == each.TYPE_GROUP}
             if any(each.GetOptions().map_entry or each in groups for each in outer.nested_types[:index]):
-                # Clients in Java count the messages alone, those in Python the entries of maps and groups, too.
+                # Java clients count only messages. Python clients also count the entries of maps, and groups.
                 raise ConfigurationError(
                     f"{inner.full_name} follows a map field or a group: move it before, as clients disagree"
                 )
@@ -133,7 +134,8 @@ class Message:
 
     @property
     def for_spark(self) -> tuple[str, bytes]:
-        """The name and the files by which Spark finds the message. It finds no nested one, so this has a copy."""
+        """The name and the files with which Spark finds the message. Spark finds no nested messages, so one of the
+        files has a copy at the top level."""
         own = self.files[-1]
         copy = FileDescriptorProto(
             name="twopc_copy.proto", package="twopc_copy", syntax=own.syntax, options=own.options
@@ -153,9 +155,10 @@ def _messages(descriptors: Any) -> Iterator[Any]:
 
 
 def framings(indexes: Sequence[int]) -> list[bytes]:
-    """Return what may stand between a schema's id and a message: the count of its indexes and these, as zigzag varints.
+    """Return the bytes that may stand between a schema's id and a message: the number of its indexes and the indexes,
+    as zigzag varints.
 
-    The first message has a shorter form, which most clients write. It comes first.
+    A file's first message also has a shorter form, which most clients write. It is returned first.
     """
     whole = b"".join(_varint(2 * each) for each in (len(indexes), *indexes))
     return [b"\0", whole] if [*indexes] == [0] else [whole]
@@ -167,9 +170,9 @@ def _varint(value: int) -> bytes:
 
 
 def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = ()) -> Iterator[str]:
-    """Yield where a message that ``writer`` describes would be read as another value by ``reader``.
+    """Yield the fields of ``writer`` that ``reader`` would read as other values.
 
-    Fields are compared by their numbers. A field that one of them does not have is no difference.
+    Fields are compared by number. A field that only one of them has is not a difference.
     """
     if (writer, reader) in within:
         return
@@ -196,12 +199,12 @@ def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = 
 
 
 def _names(enum: Any) -> dict[int, str]:
-    """Return the name by which each number is read: the first of several."""
+    """Return number → the name that it is read as, the first if it has several."""
     return {each.number: each.name for each in reversed([*enum.values])}
 
 
 def unreadable(message: Any, within: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Yield the fields that Spark would not read exactly: it takes ``fixed32`` for signed, and drops empty messages."""
+    """Yield the fields that Spark would not read exactly: it reads ``fixed32`` as signed, and drops empty messages."""
     for each in message.fields:
         if each.message_type in (message, *within):
             yield f"{each.full_name}: a message within itself is not supported"
@@ -212,7 +215,7 @@ def unreadable(message: Any, within: tuple[Any, ...] = ()) -> Iterator[str]:
 
 
 def shown(place: Any) -> str:
-    """Return a field's type as a schema has it."""
+    """Return a field's type as it is written in a schema."""
     whole = place.message_type or place.enum_type
     if place.message_type and place.message_type.GetOptions().map_entry:
         return "map<{}, {}>".format(*(shown(each) for each in place.message_type.fields))

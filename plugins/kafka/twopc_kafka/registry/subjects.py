@@ -1,4 +1,4 @@
-"""The subjects of a schema registry: their schemas, the schemas that those refer to, and the registry's refusals."""
+"""The subjects of a schema registry: their schemas, the schemas that these refer to, and the registry's refusals."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ class Subject:
 
     @classmethod
     def to_read(cls, client: SchemaRegistryClient, names: str | Sequence[str], schema_type: str) -> list[Subject]:
-        """Return the subjects of records that are read."""
+        """Return the subjects for records that are to be read."""
         return [cls(client, each, schema_type, _READING) for each in ([names] if isinstance(names, str) else names)]
 
     def chosen(self, given: str | Schema | None, made: Callable[[], str] | None = None) -> tuple[Schema, int | None]:
-        """Return the schema that was given, else the subject's newest with its id, else the one that is ``made``."""
+        """Return the given schema, else the subject's newest with its id, else the schema that ``made`` returns."""
         if given is not None:
             return Schema(given, self.schema_type) if isinstance(given, str) else given, None
-        # get_latest_version would repeat its first answer.
+        # get_latest_version would return its first answer again.
         found = self._ask(self.client.get_version, "latest", absent=made)
         if made and found is made:
             return Schema(made(), self.schema_type), None
         return found.schema, int(found.schema_id)
 
     def id_of(self, schema: Schema, known: int | None, register: bool) -> int:
-        """Return ``known``, else the id that a schema has in the subject. It gets one if ``register``."""
+        """Return ``known``, else a schema's id in the subject. If ``register``, register the schema first."""
         if known is not None:
             return known
         request = self.client.register_schema_full_response if register else self.client.lookup_schema
         return int(self._ask(request, schema).schema_id)
 
     def schemas(self) -> Iterator[tuple[int, Schema]]:
-        """Yield each schema that the subject has or had, after its id."""
+        """Yield the id and the schema of each version that the subject has or had."""
         for version in self._ask(self.client.get_versions, deleted=True):
             known = self.version(version)
             yield known.schema_id, known.schema
@@ -83,7 +83,7 @@ class Subject:
         return str(schema.schema_str)
 
     def referenced(self, schema: Schema) -> dict[str, str]:
-        """Return the texts of all schemas that a schema refers to, by name, each after those that it refers to."""
+        """Return name → text for all schemas that a schema refers to, each after those that it refers to itself."""
         found: dict[str, str] = {}
         references: Any = schema.references or ()
         for each in references:
@@ -93,13 +93,13 @@ class Subject:
         return found
 
     def version(self, number: int) -> Any:
-        """Return a version of the subject, deleted or not."""
+        """Return a version of the subject, even a deleted one."""
         return self._ask(self.client.get_version, number, deleted=True)
 
     def _ask(self, request: Callable[..., Any], *given: Any, absent: Any = None, **options: Any) -> Any:
-        """Return the registry's answer, or ``absent`` for a 404. A refusal is raised as this project's error.
+        """Return the registry's answer, or ``absent`` for a 404. Raise a refusal as this project's error.
 
-        An error's text is the registry's: the errors of its client's HTTP library show URLs, which may have
+        An error quotes only the registry: the errors of the client's HTTP library show URLs, which may contain
         credentials.
         """
         try:
@@ -111,7 +111,7 @@ class Subject:
             if status in _TEMPORARY:
                 raise Retriable(f"the schema registry answered {status} for subject {self.name!r}: {text}") from None
             raise self._refused(f"{_WHY.get(status, 'it refused the request')} ({status}: {text})") from None
-        except Exception as error:  # noqa: BLE001  # shown by its type alone
+        except Exception as error:  # noqa: BLE001  # only its type is shown
             names = [each.__name__ for each in type(error).__mro__]
             if "TransportError" in names:  # of httpx or httpx2
                 raise Retriable(f"the schema registry did not answer for subject {self.name!r}: {names[0]}") from None

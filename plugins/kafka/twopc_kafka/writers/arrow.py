@@ -86,7 +86,7 @@ class ArrowWriter:
 
     @property
     def written(self) -> Written:
-        """What was written where, after ``finish``."""
+        """How much was written to each partition, after ``finish``."""
         return self._sending.written
 
     def finish(self) -> ProducerIdentity:
@@ -120,8 +120,9 @@ class ArrowWriter:
 
 
 def _chunks(runs: Integers, sizes: Integers) -> Iterator[slice]:
-    """Yield the range of records of each chunk. A record is never split. ``sizes``: of each record, in bytes."""
-    begins = (np.cumsum(sizes) - sizes)[np.searchsorted(runs, runs)]  # of each record's run
+    """Yield the range of records of each chunk, which ends with a run or at a multiple of ``CHUNK_RECORDS``. ``sizes``
+    are the records' sizes in bytes."""
+    begins = (np.cumsum(sizes) - sizes)[np.searchsorted(runs, runs)]  # where each record's run begins
     by_bytes = begins // CHUNK_BYTES
     by_number = np.arange(len(runs)) // CHUNK_RECORDS
     starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))

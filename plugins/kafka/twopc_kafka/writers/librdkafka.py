@@ -81,7 +81,7 @@ class _Reports:
         else:
             place = str(message.topic()), int(message.partition())  # type: ignore[arg-type]  # it is delivered
             offset = message.offset()
-            # Reports come in any order. After an unknown offset, those of the same batch are wrong: they count from it.
+            # Reports come in any order. If an offset is unknown, the others of its batch are wrong: they count from it.
             with self._counting:
                 records, end = self.written.get(place, (0, 0))
                 reported = UNKNOWN_END if offset is None or offset < 0 else offset + 1
@@ -102,7 +102,7 @@ class Writer:
         """Create the producer, and begin its transaction if ``delivery`` asks for one.
 
         Raises:
-            ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
+            ConfigurationError: the broker refuses the producer permanently, or this machine can't use its options.
             OperatorRequired: the broker refuses the login.
             RoundAborted: the broker could not be reached, or another producer is using the id.
         """
@@ -127,7 +127,7 @@ class Writer:
                 _apart(self._producer.begin_transaction)
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 raise self._refused(self._reason(raised)) from raised
-            # Take what librdkafka reports while the task waits for records, for as long as this writer is in use.
+            # Serve librdkafka's reports while the task waits for records, for as long as this writer is in use.
             _start(_poll_on, weakref.ref(self), name="twopc-kafka-poll", daemon=True)
 
     def _init_transactions(self, timeout_s: float) -> None:
@@ -162,7 +162,7 @@ class Writer:
         return properties
 
     def poll(self) -> None:
-        """Take what librdkafka has reported, and keep a fatal error for the task's next call."""
+        """Serve librdkafka's reports, and keep a fatal error for the task's next call."""
         try:
             self._producer.poll(0)
         except (confluent_kafka.KafkaException, SystemError) as raised:
@@ -203,7 +203,7 @@ class Writer:
             except BufferError:
                 if is_empty:  # waiting would free no room
                     room = self._options.properties["queue.buffering.max.kbytes"]
-                    # Without its position: those before it are written, so the others can't go on without it.
+                    # The error has no position: earlier records are written, so the batch can't go on without this one.
                     raise RecordRefused(
                         f"a record is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise this option."
                     ) from None
@@ -233,7 +233,7 @@ class Writer:
 
     @property
     def written(self) -> Written:
-        """What was written where, after ``finish``. Empty without markers, when no delivery is reported."""
+        """How much was written to each partition, after ``finish``. Empty without markers: only they need reports."""
         return self._reports.written
 
     def finish(self) -> ProducerIdentity | None:
@@ -286,7 +286,8 @@ class Writer:
     def _end(self) -> None:
         """End a producer that has failed for good. confluent-kafka would otherwise keep it and its threads forever.
 
-        Never close any other: ``close`` would roll back a transaction that has voted, and wait for the answer."""
+        Never close another producer: ``close`` would roll back a transaction that has voted, and wait for the answer.
+        """
         self._producer.purge()
         _apart(_close, self._producer)
         self._has_ended = self.is_closed = True
@@ -363,14 +364,14 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     exception's frames then keep the producer and its threads for as long as the process lives."""
     if sys.exc_info()[0] is None:
         return call(*arguments)
-    # On this thread if none can be started: a leak is better than no rollback.
+    # If no thread can be started, this one makes the call: a leak is better than no rollback.
     [result] = on_threads(lambda given: call(*given), [arguments], 1, "twopc-kafka-apart")
     return result
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
-    """Poll a writer's producer until it is closed, or nobody refers to the writer any more. An error that
-    confluent-kafka leaks may refer to it for as long as the process lives."""
+    """Poll a writer's producer until it is closed or the writer is garbage-collected. That may never happen: an error
+    that confluent-kafka leaks may refer to the writer for as long as the process lives."""
     while (polled := writer()) is not None and not polled.is_closed:
         with contextlib.suppress(Exception):  # it has been closed, or a handler of log records raised
             polled.poll()
@@ -380,7 +381,7 @@ def _poll_on(writer: weakref.ref[Writer]) -> None:
 
 def _close(producer: confluent_kafka.Producer) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning that the producer can't abort, which is known
+        warnings.simplefilter("ignore")  # the expected warning that the producer can't abort
         for _ in range(2):  # the first call may raise the fatal error instead of closing
             with contextlib.suppress(confluent_kafka.KafkaException, SystemError):
                 producer.close()
@@ -425,8 +426,8 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
 
 
 def _failed(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError:
-    """Return the error for an answer that fails the task. It may pass if librdkafka alone knows it, or reports it by a
-    code of its own, which is negative."""
+    """Return the error for an answer that fails the task. The batch can be run again if the code is librdkafka's own,
+    i.e. negative, or if librdkafka or the table has it as temporary."""
     known = meaning(error.code())
     if error.code() < 0 or error.retriable() or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
         return RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")

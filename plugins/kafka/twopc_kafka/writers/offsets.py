@@ -33,7 +33,7 @@ COLUMNS = {"topic": "string", "partition": "int32", "offset": "int64"}
 class OffsetsWriter:
     """Writes offsets in a transaction, with the interface of ``ArrowWriter``."""
 
-    topic_ids: Mapping[str, str] = MappingProxyType({})  # offsets are in no topic that a user may delete
+    topic_ids: Mapping[str, str] = MappingProxyType({})  # no user may delete the topic of offsets
     written: Written = MappingProxyType({})
 
     def __init__(self, options: KafkaOptions, transactional_id: str, group: str, was_used: bool) -> None:
@@ -45,8 +45,8 @@ class OffsetsWriter:
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._timeout_ms
         )
-        # Added a second time after a rollback, it would begin another transaction of the same name where
-        # transaction.version is below 2, and the vote would be for a part.
+        # If the group were added again after a rollback, and transaction.version is below 2, this would begin another
+        # transaction of the same name, and the vote would cover only a part of the offsets.
         self._group_is_added = False
 
     def write(self, batch: pa.RecordBatch) -> None:

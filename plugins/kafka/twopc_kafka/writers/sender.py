@@ -52,8 +52,8 @@ batches of all four shared a request."""
 
 @dataclass(eq=False)
 class Lane:
-    """A partition with its queue of batches. The first batch may be in flight. ``records`` are acknowledged, and the
-    last of them is right before ``end_offset``."""
+    """A partition with its queue of batches. The first batch may be in flight. ``records`` counts acknowledged records,
+    and ``end_offset`` follows the last of them."""
 
     topic: str
     number: int
@@ -89,7 +89,7 @@ class Sending:
         # Shared between the task's thread and the cluster's.
         self._changed = threading.Condition()
         self._held_bytes = 0
-        self._awaited_bytes = -1  # how many may be held when the waiting task goes on; -1: no task waits
+        self._awaited_bytes = -1  # the waiting task goes on when at most these are held; -1: no task waits
         self._failure: Exception | None = None
         self.acknowledged = 0
 
@@ -125,7 +125,7 @@ class Sending:
 
     @property
     def written(self) -> Written:
-        """What was written where. Call it after ``drain``, when nothing is in flight."""
+        """How much was written to each partition. Read it after ``drain``, when nothing is in flight."""
         return {place: (lane.records, lane.end_offset) for place, lane in self._lanes.items()}
 
     def halt(self) -> None:
@@ -155,9 +155,9 @@ class Sending:
     # In the cluster's thread. ----------------------------------------------------------------------------------
 
     def _spawn(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        self._cluster.spawn(self._guarded, step, *args)
+        self._cluster.spawn(self._guard, step, *args)
 
-    async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+    async def _guard(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         """Run a coroutine that no caller awaits. Any exception fails the transaction."""
         try:
             await step(*args)
@@ -255,7 +255,7 @@ class Sending:
         lane.is_ready, lane.failing_since, lane.repeats = True, None, 0
 
     def _repeat_later(self, lanes: list[Lane], why: Meaning) -> None:
-        """Send the same batches again later, to the leaders at that time, unless the timeout is over."""
+        """Send the same batches again later, to the leaders at that time, unless the timeout has passed."""
         now = time.monotonic()
         for lane in lanes:
             lane.is_ready = False

@@ -28,7 +28,7 @@ _FIXED = {
 }
 
 HONORED = {*_NUMBERS, *_FIXED, "compression.type", "compression.level", "transaction.timeout.ms"}
-"""The Arrow writer's options, besides those of the connection, which both clients support."""
+"""The Arrow writer's options, besides the connection options, which both clients support."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Settings:
 
 
 def codec(properties: Mapping[str, Any]) -> str:
-    """Return the name of the codec, by whichever of the property's names."""
+    """Return the codec's name, given under either name of the property."""
     given = (properties[name] for name in ("compression.type", "compression.codec") if name in properties)
     return str(kind_of("compression.type").read(next(given, NONE)))
 

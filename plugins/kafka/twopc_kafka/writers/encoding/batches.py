@@ -34,7 +34,7 @@ _ALONE_BYTES = 2  # the two deltas of a batch's first record, one byte each
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """One encoded batch for one partition, and the positions of its records among those of the transaction."""
+    """One encoded batch for one partition, and the positions of its records in the transaction."""
 
     partition: int
     count: int
@@ -54,14 +54,14 @@ def room_for_records(batch_bytes: int) -> int:
 
 
 def in_runs(records: Records, room: int) -> Integers:
-    """Return the number of each record's run. A run is as many consecutive records as fit in one batch."""
+    """Return the run that each record belongs to. A run is as many consecutive records as fit in one batch."""
     bounds = np.concatenate([[0], np.cumsum(records.at_most)])
     lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
-    """Yield parts of ``part`` that fit in a batch each. A record is never split, so a large one may exceed ``room``."""
+    """Split ``part`` into parts of at most ``room`` bytes each, except that a single large record may exceed it."""
     start = part.start
     while start < part.stop:
         fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
@@ -89,7 +89,7 @@ class Encoder:
             records: records that have passed ``check_values``, so none is too large.
             order: the records' positions, grouped by partition.
             of_partition: partition → its part of ``order``.
-            positions: the records' positions among those of the transaction.
+            positions: the records' positions in the transaction.
         """
         bounds = np.concatenate([[0], np.cumsum(records.at_most[order])])
         cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, self._room)]

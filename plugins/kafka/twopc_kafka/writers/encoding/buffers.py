@@ -13,12 +13,12 @@ import pyarrow as pa
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 LARGEST_BYTES = 8 * 1024 * 1024
-"""More than encoding a chunk needs for one of NumPy's arrays."""
+"""More than any of NumPy's arrays takes while a chunk is encoded."""
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Have this process keep memory that NumPy frees, up to twice ``LARGEST_BYTES``, instead of returning it.
+    """Make this process keep memory that NumPy frees, up to twice ``LARGEST_BYTES``, instead of returning it.
 
     Encoding 10,000 records took 250 page faults, which were a third of its CPU time. glibc returns freed memory above a
     limit to the system. It raises that limit by itself, to twice the size of a large allocation that is freed: see

@@ -43,7 +43,7 @@ def choose(count: int, otherwise: Integers, key: pa.Array | None, named: pa.Arra
 
 
 def grouped(chosen: Integers) -> tuple[Integers, dict[int, slice]]:
-    """Return the records' positions, stably sorted by partition, and each partition's part of them."""
+    """Return the records' positions, stably sorted by partition, and partition → its slice of them."""
     order = np.argsort(chosen.astype(np.min_scalar_type(chosen.max())), kind="stable")  # narrow integers sort faster
     ordered = chosen[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -71,11 +71,11 @@ def murmur2(keys: pa.Array) -> Hashes:
         mixed = (mixed ^ (mixed >> np.uint32(24))) * _FACTOR
         state[:going_on] = (state[:going_on] * _FACTOR) ^ mixed
     hashed: Hashes = np.empty_like(state)
-    hashed[longest] = _finished(_with_rest(state, data, start + 4 * whole, length % 4))
+    hashed[longest] = _finish(_mix_last_bytes(state, data, start + 4 * whole, length % 4))
     return hashed
 
 
-def _with_rest(state: Hashes, data: npt.NDArray[np.uint8], start: Integers, left: Integers) -> Hashes:
+def _mix_last_bytes(state: Hashes, data: npt.NDArray[np.uint8], start: Integers, left: Integers) -> Hashes:
     """Mix in the last one to three bytes of each key."""
     for number in (2, 1, 0):
         there = left > number
@@ -84,7 +84,7 @@ def _with_rest(state: Hashes, data: npt.NDArray[np.uint8], start: Integers, left
     return state
 
 
-def _finished(state: Hashes) -> Hashes:
+def _finish(state: Hashes) -> Hashes:
     state ^= state >> np.uint32(13)
     state *= _FACTOR
     state ^= state >> np.uint32(15)

@@ -1,7 +1,7 @@
 """A Produce request that copies its records only once.
 
-kafka-python's own request copies them twice, into memory that is new from the system. Over TLS, its transport also
-copies the whole remainder of a request after every 16 KiB sent, unless the request is a ``memoryview``.
+kafka-python's own request copies them twice, into memory fresh from the system. Over TLS, its transport also copies the
+whole remainder of a request after every 16 KiB sent, unless the request is a ``memoryview``.
 Source: the protocol guide's "Produce API", versions 9 to 12, which have the same fields.
 """
 
@@ -48,7 +48,7 @@ def _text(value: str | None) -> bytes:
 
 
 def _length(of: Any) -> bytes:
-    """Return a length as an unsigned varint, one higher, as 0 stands for null."""
+    """Return a length plus one as an unsigned varint. 0 stands for null."""
     left, encoded = len(of) + 1, bytearray()
     while left > 0x7F:
         encoded.append(left & 0x7F | 0x80)

@@ -32,7 +32,7 @@ Encoded: TypeAlias = Callable[[slice], list[Bytes]]
 """A range of positions in the order → the encoded records there, as consecutive parts."""
 
 LARGE_BYTES = 5_000
-"""The mean size from which each record is copied by itself: that takes 1 us per record, two more copies take longer."""
+"""The mean size from which each record is copied by itself, at 1 us per record. Two more copies would take longer."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Records:
         headers = (_NO_HEADERS, np.zeros_like(order)) if self.headers is None else (self.headers, order)
         pieces += [(self.value, order), headers]
         if self.content_length.mean() < LARGE_BYTES:
-            return _in_one(interleave(pieces, len(order)))
-        return _each_by_itself(pieces)
+            return _slices_of(interleave(pieces, len(order)))
+        return _pieces_of_each(pieces)
 
 
 _NO_HEADERS = pa.array([b"\0"], pa.binary())
@@ -170,12 +170,12 @@ def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(joined), data])
 
 
-def _in_one(rows: pa.Array) -> Encoded:
+def _slices_of(rows: pa.Array) -> Encoded:
     ends, data = offsets_of(rows), bytes_of(rows)
     return lambda cut: [data[ends[cut.start] : ends[cut.stop]]]
 
 
-def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
+def _pieces_of_each(pieces: Sequence[Piece]) -> Encoded:
     lying = [_where(*piece) for piece in pieces]
 
     def parts(cut: slice) -> list[Bytes]:
@@ -189,7 +189,7 @@ def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
 
 
 def _where(array: pa.Array, order: Integers | None) -> tuple[Bytes, Integers, Integers]:
-    """Return the array's bytes, and where in them each row begins and ends, in this order."""
+    """Return the array's bytes, and where in them each row begins and ends, in the given order."""
     starts = offsets_of(array)[:-1]
     ends = starts + np.maximum(_lengths(array), 0)  # in Arrow, a null may have bytes, which are meaningless
     return (bytes_of(array), starts, ends) if order is None else (bytes_of(array), starts[order], ends[order])
@@ -201,7 +201,7 @@ def binary(column: pa.Array) -> pa.Array:
 
 
 def encoded_headers(column: pa.Array) -> pa.Array:
-    """Encode headers, a list<struct<key, value>> per record, as in a record: their number, then each header."""
+    """Encode each record's headers, a list<struct<key, value>>, as Kafka does: their number, then each header."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(counts)])
     headers = column.flatten()

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-_BITS = np.uint64(7)  # of the integer, in each byte
+_BITS = np.uint64(7)  # bits of the integer per byte
 _LOW = np.uint64(0x7F)
 _MORE = np.uint64(0x80)  # set in every byte but the last
 _NOTHING = np.uint64(0)
@@ -29,8 +29,8 @@ class Varints:
     """A column of encoded integers.
 
     Attributes:
-        columns: the first bytes, the second bytes, and so on, each with a mask of the rows that have such a byte. None
-            instead of a mask: all rows have one.
+        columns: the first bytes, the second bytes, and so on, each with a mask of the rows that have such a byte, or
+            None if all rows have one.
         size: the number of bytes of each integer.
     """
 
