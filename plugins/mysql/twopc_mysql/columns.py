@@ -43,6 +43,9 @@ EXACT = frozenset(
 in cp932, and of hundreds in tis620, without a warning."""
 
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
+_ESCAPED = re.compile(r"''|\\.")
+_ESCAPES = {"''": "'", r"\\": "\\", r"\n": "\n", r"\r": "\r", r"\0": "\0"}
+"""How the server spells a character of a label, whatever ``sql_mode`` is → the character."""
 
 _DIGITS = {pa.timestamp("s"): 0, pa.timestamp("ms"): 3, pa.timestamp("us"): 6}
 
@@ -95,7 +98,8 @@ class Column:
     @property
     def labels(self) -> list[str]:
         """The texts of an ENUM."""
-        return [label.replace("''", "'") for label in _LABEL.findall(self.described)]
+        labels = _LABEL.findall(self.described)
+        return [_ESCAPED.sub(lambda found: _ESCAPES.get(found[0], found[0]), label) for label in labels]
 
     @property
     def length(self) -> int:

@@ -82,6 +82,13 @@ def test_json_and_uuid_are_text(place: Place) -> None:
     assert place.ask("SELECT JSON_VALUE(document, '$.a[1]'), id FROM {}") == [("2", records["id"][0])]
 
 
+def test_a_label_of_an_enum_that_the_server_escapes_is_taken(place: Place) -> None:
+    labels = ["back\\slash", "n\nr\r", "it's", "nul\0", "\\n"]
+    place.create("value ENUM('back\\\\slash', 'n\\nr\\r', 'it''s', 'nul\\0', '\\\\n')")
+    place.sink().commit(place.pre_commit({"value": labels}))
+    assert place.ask("SELECT value FROM {} ORDER BY value + 0") == [(label,) for label in labels]
+
+
 JSON_OF_MYSQL = Column("value", "json", "json", None, None, None, True, None, "")
 
 
