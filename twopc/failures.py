@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
 import hashlib
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from twopc.errors import (
+    ConfigurationError,
     InDoubt,
     LogMismatch,
     OperatorRequired,
@@ -66,6 +68,20 @@ def is_bad_certificate(error: OSError) -> bool:
     """Return whether an error from loading a certificate or key is permanent. A missing mount or too many open
     files are not."""
     return isinstance(error, ssl.SSLError) or error.errno in {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EPERM}
+
+
+BAD_OPTION_FILE = (configparser.Error, ValueError)
+"""What PyMySQL raises for an option file that it can't read, or with a value that can't be."""
+
+
+def bad_option_file(error: Exception) -> ConfigurationError:
+    """Return the error for a connection that PyMySQL can't make with its arguments. Its own error may quote a line of
+    the option file, such as one with a password."""
+    return ConfigurationError(
+        f"'url', or the option file that it names, has something that PyMySQL does not take ({type(error).__name__})."
+        " In the file, each line must be 'name=value', below a line '[client]'.",
+        option="url",
+    )
 
 
 _OF_A_STACK = ("at ", "File ", "... ")
