@@ -18,6 +18,7 @@ from twopc.errors import (
     InDoubt,
     LogMismatch,
     OperatorRequired,
+    RecordRefused,
     Refused,
     Retriable,
     RoundAborted,
@@ -108,14 +109,16 @@ def mapped(
     *what: Any,
     hides_cause: bool = False,
 ) -> Iterator[None]:
-    """Raise ``failed(error, *what)`` for an error of a target system's client, and hide one that may show secrets. The
-    project's own errors pass through."""
+    """Raise ``failed(error, *what)`` for an error of a target system's client, and hide one that may show secrets, or
+    values of a refused record. The project's own errors pass through."""
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except kind as error:
-        raise failed(error, *what) from (None if hides_cause else error)
+        failure = failed(error, *what)
+        hides_cause |= type(failure) in (Refused, RecordRefused)  # a traceback shows the cause, and Spark logs it
+        raise failure from (None if hides_cause else error)
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:

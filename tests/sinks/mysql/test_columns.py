@@ -1,6 +1,7 @@
 """What goes into which column, each value as it was; and what is refused before anything is written."""
 
 import datetime as dt
+import traceback
 
 import pyarrow as pa
 import pymysql
@@ -196,7 +197,7 @@ def test_a_value_that_the_table_does_not_hold_is_refused_without_being_shown_and
     place.sink().validate(pa.schema([("value", values.type)]))
     with pytest.raises(RecordRefused, match=rule) as refused:
         place.vote(pa.record_batch({"value": values}))
-    assert "secret" not in str(refused.value)
+    assert "secret" not in "".join(traceback.format_exception(refused.value))
     assert refused.value.column in ("value", None)
     assert place.prepared() == []
     vote, positions = place.vote_without_bad({"value": values})
@@ -222,7 +223,7 @@ def test_a_trigger_refuses_a_record(place: Place) -> None:
     place.ask(RAISING.replace("{database}", place.database))
     with pytest.raises(RecordRefused, match="error 1644: a trigger has refused it") as refused:
         place.pre_commit(["secret"])
-    assert "secret" not in str(refused.value)
+    assert "secret" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.variants
