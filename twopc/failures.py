@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
 import hashlib
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from twopc.errors import (
+    ConfigurationError,
     InDoubt,
     LogMismatch,
     OperatorRequired,
+    RecordRefused,
     Refused,
     Retriable,
     RoundAborted,
@@ -69,6 +72,20 @@ def is_bad_certificate(error: OSError) -> bool:
     return isinstance(error, ssl.SSLError) or error.errno in {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EPERM}
 
 
+BAD_OPTION_FILE = (configparser.Error, ValueError)
+"""What PyMySQL raises for an option file that it can't read, or with a value that can't be."""
+
+
+def bad_option_file(error: Exception) -> ConfigurationError:
+    """Return the error for a connection that PyMySQL can't make with its arguments. Its own error may quote a line of
+    the option file, such as one with a password."""
+    return ConfigurationError(
+        f"'url', or the option file that it names, has something that PyMySQL does not take ({type(error).__name__})."
+        " In the file, each line must be 'name=value', below a line '[client]'.",
+        option="url",
+    )
+
+
 _OF_A_STACK = ("at ", "File ", "... ")
 
 OUTAGE, ABORTED, IN_DOUBT = "outage", "aborted", "in doubt"
@@ -94,13 +111,16 @@ def mapped(
     hides_cause: bool = False,
 ) -> Iterator[None]:
     """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides an error that may
-    show secrets. The project's own errors pass through."""
+    show secrets; one that may show values of a refused record is always hidden. The project's own errors pass
+    through."""
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except kind as error:
-        raise failed(error, *what) from (None if hides_cause else error)
+        failure = failed(error, *what)
+        hides_cause |= type(failure) in (Refused, RecordRefused)  # a traceback shows the cause, and Spark logs it
+        raise failure from (None if hides_cause else error)
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:

@@ -365,7 +365,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         """Veto the batch if a transaction is no longer prepared."""
         if committables:
             with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-                found = self._listed(connection)
+                found = {*self._listed(connection)}
             for committable in committables:
                 if committable.transaction_id not in found:
                     raise RoundAborted(

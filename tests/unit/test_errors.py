@@ -1,6 +1,7 @@
 """What an error carries for programs and operators: attributes, and a link to the catalog."""
 
 import pickle
+import traceback
 
 import pytest
 
@@ -19,6 +20,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.failures import mapped
 from twopc.phases import Phase
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TwoPhaseCommitError)]
@@ -140,3 +142,16 @@ def test_a_refused_schema_names_its_sink_in_the_participant(monkeypatch: pytest.
     with pytest.raises(SchemaMismatch) as refused:
         run(coordinator, 0)
     assert (refused.value.sink, refused.value.batch_id) == ("a", 0)
+
+
+@pytest.mark.parametrize(
+    ("failed", "is_shown"),
+    [(RecordRefused, False), (Refused, False), (RoundAborted, True), (ConfigurationError, True)],
+)
+def test_the_traceback_of_a_refused_record_has_no_value_of_it(
+    failed: type[TwoPhaseCommitError], is_shown: bool
+) -> None:
+    row = "Failing row contains (7, hunter2)"
+    with pytest.raises(failed) as caught, mapped(ValueError, lambda error: failed(type(error).__name__)):
+        raise ValueError(row)
+    assert (f"ValueError: {row}" in "".join(traceback.format_exception(caught.value))) is is_shown

@@ -49,8 +49,11 @@ class Layout:
         for name in self.partition_by:
             if name not in schema.names:
                 raise SchemaMismatch(_unknown(name, schema))
-            if "\0" in name:
-                raise SchemaMismatch(f"no folder can be named after partition column {name!r}. Rename it.")
+            if "\0" in name or name.startswith(("_", ".")):
+                raise SchemaMismatch(
+                    f"no folder can be named after partition column {name!r}, or readers skip it. Nothing was written."
+                    " Rename the column, without '_' or '.' at its beginning."
+                )
             type_ = schema.field(name).type
             if not any(is_type(type_) for is_type in _IN_FOLDERS):
                 raise SchemaMismatch(

@@ -41,6 +41,9 @@ EXACT = frozenset(
 character in cp932, and hundreds in tis620."""
 
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
+_ESCAPED = re.compile(r"''|\\.")
+_ESCAPES = {"''": "'", r"\\": "\\", r"\n": "\n", r"\r": "\r", r"\0": "\0"}
+"""How the server spells a character of a label, whatever ``sql_mode`` is → the character."""
 
 _DIGITS = {pa.timestamp("s"): 0, pa.timestamp("ms"): 3, pa.timestamp("us"): 6}
 
@@ -93,7 +96,8 @@ class Column:
     @property
     def labels(self) -> list[str]:
         """The values of an ENUM."""
-        return [label.replace("''", "'") for label in _LABEL.findall(self.described)]
+        labels = _LABEL.findall(self.described)
+        return [_ESCAPED.sub(lambda found: _ESCAPES.get(found[0], found[0]), label) for label in labels]
 
     @property
     def length(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pymysql
 
-from twopc.failures import CUT_OFF, is_bad_certificate
+from twopc.failures import BAD_OPTION_FILE, CUT_OFF, bad_option_file, is_bad_certificate
 from twopc.idle_connections import IdleConnections
 from twopc_mysql.outcomes import NO_CONNECTION, NO_METHOD, NO_TLS
 
@@ -57,6 +57,7 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
 
     Raises:
         pymysql.OperationalError: the connection can't be made.
+        ConfigurationError: an argument, or a line of an option file, can't be.
     """
     wait_s = {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
     defaults = {"connect_timeout": 10, "charset": "utf8mb4", "program_name": "twopc"}
@@ -72,6 +73,8 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
         raise pymysql.OperationalError(number, f"can't use a certificate or key of 'url': {error}") from error
     except RuntimeError as error:  # a package is not installed
         raise pymysql.OperationalError(NO_METHOD, f"{error}") from error
+    except BAD_OPTION_FILE as error:
+        raise bad_option_file(error) from None
     try:
         lock_s = max(1, math.ceil(lock_timeout_s))
         ask(connection, _SETTINGS, _MODE, lock_s, lock_s)

@@ -350,7 +350,7 @@ def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: 
     except psycopg.errors.InternalError_ as error:  # the class of errors to which an extension assigns no code
         raise RecordRefused(
             f"the column's type, {column.element}, does not take it ({error.sqlstate}). {ADVICE}", column=column.name
-        ) from error
+        ) from None
     return bool(are_kept)
 
 

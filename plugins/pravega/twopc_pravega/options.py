@@ -18,14 +18,14 @@ _STREAM = re.compile(rf"({_NAME})/({_NAME})")
 
 
 def _uri(given: Any) -> tuple[str, bool]:
-    found = _URI.fullmatch(given.strip())
+    found = _URI.fullmatch(text().read(given))
     if found is None or not 0 < int(found[3]) < 65_536:
         raise ValueError
     return f"{found[2]}:{found[3]}", found[1] in ("tls", "pravegas")
 
 
 def _stream(given: Any) -> Stream:
-    found = _STREAM.fullmatch(given.strip())
+    found = _STREAM.fullmatch(text().read(given))
     if found is None:
         raise ValueError
     return Stream(found[1], found[2])

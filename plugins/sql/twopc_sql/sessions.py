@@ -23,7 +23,7 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
-from twopc.failures import CUT_OFF, is_bad_certificate, is_refused_by_libpq
+from twopc.failures import BAD_OPTION_FILE, CUT_OFF, bad_option_file, is_bad_certificate, is_refused_by_libpq
 from twopc_sql.dialects import copy
 from twopc_sql.options import SqlOptions
 
@@ -41,18 +41,6 @@ def engine(options: SqlOptions) -> sa.Engine:
         lock_s = options.lock_timeout_s
         return [each.format(timeout_s=math.ceil(lock_s), timeout_ms=math.ceil(1000 * lock_s)) for each in given]
 
-    @sa.event.listens_for(made, "do_connect")
-    def connect(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  # noqa: ARG001  # SQLAlchemy gives all
-        try:
-            return of.connect(*given, **named)
-        except OSError as error:  # raised when a certificate can't be loaded
-            number = _NO_TLS if is_bad_certificate(error) else _NO_CONNECTION
-            raise of.loaded_dbapi.OperationalError(number, f"can't use a certificate or key: {error}") from error
-        except RuntimeError as error:
-            if of.driver != "pymysql":
-                raise
-            raise of.loaded_dbapi.OperationalError(_NO_METHOD, f"{error}") from error  # a package is not installed
-
     @sa.event.listens_for(made, "connect")
     def set_up(connection: Any, record: object) -> None:  # noqa: ARG001  # SQLAlchemy gives both
         cursor = connection.cursor()
@@ -66,8 +54,23 @@ def engine(options: SqlOptions) -> sa.Engine:
         for statement in statements(dialect.transaction):
             connection.exec_driver_sql(statement)
 
+    sa.event.listen(made, "do_connect", _connected)
     sa.event.listen(made, "do_execute", copy)
     return made
+
+
+def _connected(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  # noqa: ARG001  # SQLAlchemy gives all
+    try:
+        return of.connect(*given, **named)
+    except OSError as error:  # raised when a certificate can't be loaded
+        number = _NO_TLS if is_bad_certificate(error) else _NO_CONNECTION
+        raise of.loaded_dbapi.OperationalError(number, f"can't use a certificate or key: {error}") from error
+    except (RuntimeError, *BAD_OPTION_FILE) as error:
+        if of.driver != "pymysql":
+            raise
+        if not isinstance(error, RuntimeError):
+            raise bad_option_file(error) from None
+        raise of.loaded_dbapi.OperationalError(_NO_METHOD, f"{error}") from error  # a package is not installed
 
 
 _NO_CONNECTION, _NO_TLS, _NO_METHOD = 2003, 2026, 2061

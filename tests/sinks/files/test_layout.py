@@ -129,15 +129,18 @@ def test_each_value_has_a_folder_of_its_own(values: set[str | None]) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("cty",), r"no column 'cty' to partition by. Did you mean 'City'\?.*The columns are: City, n, at"),
+        (("cty",), r"no column 'cty' to partition by. Did you mean 'City'\?.*The columns are: City, n, at,"),
         (("zzz",), r"no column 'zzz' to partition by. Nothing was written. The columns are"),
         (("City", "n", "at"), "type timestamp"),
         (("n", "City", "rest"), "no column 'rest'"),
         (("\0",), "no folder can be named after"),
+        ((".hidden",), "readers skip it"),
+        (("_hidden",), "readers skip it"),
     ],
 )
 def test_a_partition_column_that_cant_be_is_refused(columns: tuple[str, ...], message: str) -> None:
-    schema = pa.schema([("City", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us")), ("\0", pa.int8())])
+    others = [(name, pa.int8()) for name in ("\0", ".hidden", "_hidden")]
+    schema = pa.schema([("City", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us")), *others])
     with pytest.raises(SchemaMismatch, match=message):
         Layout(columns).data_schema(schema)
 

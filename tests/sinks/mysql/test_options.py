@@ -2,12 +2,15 @@
 
 import errno
 import ssl
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 import pytest
 
+import twopc
 from tests.sinks.mysql.conftest import Place, new_place
 from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
@@ -75,6 +78,21 @@ def test_a_password_in_an_option_file_is_used(place: Place, tmp_path: Any) -> No
     sink = place.sink(url=url)
     assert list(sink.recover()) == []
     sink.close()
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql"])
+@pytest.mark.parametrize("lines", ["password=hunter2", "[client]\nport=hunter2"])
+def test_an_option_file_that_pymysql_cant_read_is_refused_without_its_lines(
+    lines: str, scheme: str, tmp_path: Any
+) -> None:
+    file = tmp_path / "my.cnf"
+    file.write_text(f"{lines}\n")
+    backend = "mysql" if scheme == "mysql" else "sql"
+    options = {"url": f"{scheme}://writer@db.example/sales?read_default_file={file}", "table": "orders"}
+    sink = twopc.create_sink(backend, options)
+    with pytest.raises(ConfigurationError, match="the option file that it names") as caught:
+        sink.validate(pa.schema([("id", pa.int64())]))
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("file", ["/nowhere/ca.pem", __file__])

@@ -39,6 +39,8 @@ def test_every_option_may_be_text() -> None:
         ("stream", "clicks"),
         ("stream", "sales/eu/orders"),
         ("stream", "sales/or_ders"),
+        ("controller", 1234),
+        ("stream", 1234),
         ("lease_s", 5),
         ("lease_s", "an hour"),
         ("ca_file", "/etc/ca.pem"),
