@@ -62,6 +62,12 @@ class Decoder:
         whether its headers mark it as a half of a change of a primary key, which is sent as a delete of the old key and
         an insert of the new one. Raises RecordRefused: it can't be decoded exactly, or has no place in the order of
         changes."""
+        try:
+            yield from self._rows(key, value, place, is_moved)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            _refuse(place, f"it does not have the form of Debezium's records ({type(error).__name__})")
+
+    def _rows(self, key: bytes | None, value: bytes | None, place: Place, is_moved: bool) -> Iterator[Row]:
         if value is None:
             yield from self._of_tombstone(key, place)
             return
