@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from twopc import Committable
+from twopc.cli.recovery import Lost
+from twopc.cli.sinks_file import Redaction
+from twopc.errors import TransactionLost
+
 SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
 
 
@@ -220,3 +225,10 @@ def test_wrong_usage_is_told_as_such(arguments: tuple[str, ...], look: Any) -> N
     done = look(*arguments)
     assert done.code == 2
     assert "Usage: twopc" in done.err
+
+
+def test_the_reason_why_a_transaction_is_lost_shows_no_secret() -> None:
+    redact = Redaction()
+    redact.add(SECRET, "${PASSWORD}")
+    lost = Lost("archive", Committable("tx", {}), TransactionLost(f"the login {SECRET} may not read it"))
+    assert lost.to_json(redact)["reason"] == f"the login ${{PASSWORD}} may not read it; see {lost.error.link}"

@@ -406,9 +406,9 @@ def test_a_store_that_does_not_answer_is_no_wrong_configuration(query: Query, mo
         raise OSError(errno.ETIMEDOUT, "away")
 
     monkeypatch.setattr(CheckpointFolder, "text", away)
-    with pytest.raises(Retriable, match="query's id can't be read .*away"):
+    with pytest.raises(Retriable, match=r"query's id can't be read .*away"):
         query.compared()
-    with pytest.raises(Retriable, match="does not say what the batch reads .*away"):
+    with pytest.raises(Retriable, match=r"does not say what the batch reads .*away"):
         query.folder.newest()
 
 

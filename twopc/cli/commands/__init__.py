@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from importlib import import_module
 
 import click
@@ -55,4 +57,6 @@ def cli() -> None:
 def run() -> None:
     """Run the command that the process was started as."""
     logging.getLogger().addHandler(logging.NullHandler())  # the errors contain what a client logs
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a locale may lack what a name has
     cli(prog_name="twopc")
