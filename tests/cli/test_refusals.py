@@ -217,6 +217,23 @@ def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any, tmp_path: Pa
             assert SECRET not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", f"s3://AKIA:{SECRET}@bucket/log"),
+        ("checkpoint", "compare", f"sftp://ann:{SECRET}@host/checkpoint", "log"),
+        ("checkpoint", "repair", f"sftp://ann:{SECRET}@host/checkpoint", "log"),
+        ("checkpoint", "compare", "checkpoint", f"sftp://ann:{SECRET}@host/log"),
+    ],
+)
+def test_a_place_that_holds_a_password_is_refused_and_not_shown(arguments: tuple[str, ...], look: Any) -> None:
+    for options in ((), ("--json",)):
+        done = look(*arguments, *options)
+        assert done.code == 3
+        assert "holds a password" in done.out + done.err
+        assert SECRET not in done.out + done.err
+
+
 # Codes. -----------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_fo
 from twopc.errors import ConfigurationError, Retriable
 from twopc.stores.disk import LocalFolder, make_folder, sync_folder
 from twopc.stores.errors import TEMPORARY
-from twopc.stores.places import canonical, file_system, split
+from twopc.stores.places import canonical, file_system, parsed_place, split
 from twopc.stores.remote import meaning, names_in
 from twopc.transaction import JsonValue
 
@@ -29,7 +29,7 @@ class CheckpointFolder:
     """Reads files, and writes them as a whole. Paths are relative to the folder, such as ``offsets/7``."""
 
     def __init__(self, location: str) -> None:
-        self.url = url(location).rstrip("/")
+        self.url = canonical(*parsed_place("the checkpoint", location)).rstrip("/")
         self._fs: Any
         try:
             self._fs, self._root = file_system(self.url)

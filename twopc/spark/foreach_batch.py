@@ -357,8 +357,8 @@ class ForeachBatch:
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
-            self._query_id, self._start = query_id, None
             self._coordinator = self._settings.coordinator(query_id, self._gives_up)
+            self._query_id, self._start = query_id, None
         turns[query_id] = self._turn
         return self._coordinator
 
