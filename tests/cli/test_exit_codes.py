@@ -1,5 +1,6 @@
 """How a command ends: its help, its codes, and a result that nobody takes."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from twopc.errors import CorruptLog, Fenced
 from twopc.exit_codes import ExitCode, exit_code
 from twopc.log.entries import opened
 from twopc.log.entry_json import serialise
+from twopc.log.history import FollowedLog
 from twopc.log.store import open_store
 
 
@@ -51,6 +53,18 @@ def test_a_result_that_nobody_can_take_is_told_in_a_line_and_by_its_code(tmp_pat
 def test_the_command_shows_the_version_of_its_distribution(run: Callable[..., Any]) -> None:
     done = run("--version")
     assert (done.code, done.out) == (0, f"twopc, version {version('twopc-core')}\n")
+
+
+def test_a_log_whose_store_does_not_answer_is_no_wrong_usage(
+    look: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "no answer")
+
+    monkeypatch.setattr(FollowedLog, "_read", away)
+    done = look("status", tmp_path)
+    assert done.code == ExitCode.NO_ANSWER
+    assert "can't be read (TimeoutError: no answer). Nothing was changed. Try again" in done.err
 
 
 def test_a_result_is_shown_whole_where_the_locale_lacks_a_letter(tmp_path: Path) -> None:
