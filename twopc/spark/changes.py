@@ -30,6 +30,11 @@ CHANGE = "twopc change "
 take the row."""
 
 
+_SPREAD = "spark_partition_id() * 3629"
+"""A value by which rows are spread over tasks: the same for a row whenever its task runs. Another number of the row may
+differ: if an executor is lost, Spark runs some tasks again, and what they read from a shuffle comes in another order.
+Then rows of other outputs would be lost or doubled. By this factor, Spark's hash takes 2 to 4 tasks to as many."""
+
 _BINARY = "UTF8_BINARY"  # the collation of texts that are equal only if their bytes are
 
 
@@ -115,7 +120,7 @@ def columns_of(
         yield within(latest_by).alias(_ORDER + name)
     if taken is not None:
         yield taken.alias(_TAKEN + name)
-        yield when(~taken, expr("monotonically_increasing_id()")).alias(_APART + name)
+        yield when(~taken, expr(_SPREAD)).alias(_APART + name)
 
 
 class ByKey:
