@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from twopc import Committable
+from twopc.cli.recovery import Lost
+from twopc.cli.sinks_file import Redaction
+from twopc.errors import TransactionLost
+
 SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
 
 
@@ -212,6 +217,23 @@ def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any, tmp_path: Pa
             assert SECRET not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", f"s3://AKIA:{SECRET}@bucket/log"),
+        ("checkpoint", "compare", f"sftp://ann:{SECRET}@host/checkpoint", "log"),
+        ("checkpoint", "repair", f"sftp://ann:{SECRET}@host/checkpoint", "log"),
+        ("checkpoint", "compare", "checkpoint", f"sftp://ann:{SECRET}@host/log"),
+    ],
+)
+def test_a_place_that_holds_a_password_is_refused_and_not_shown(arguments: tuple[str, ...], look: Any) -> None:
+    for options in ((), ("--json",)):
+        done = look(*arguments, *options)
+        assert done.code == 3
+        assert "holds a password" in done.out + done.err
+        assert SECRET not in done.out + done.err
+
+
 # Codes. -----------------------------------------------------------------------------------------------------------
 
 
@@ -220,3 +242,10 @@ def test_wrong_usage_is_told_as_such(arguments: tuple[str, ...], look: Any) -> N
     done = look(*arguments)
     assert done.code == 2
     assert "Usage: twopc" in done.err
+
+
+def test_the_reason_why_a_transaction_is_lost_shows_no_secret() -> None:
+    redact = Redaction()
+    redact.add(SECRET, "${PASSWORD}")
+    lost = Lost("archive", Committable("tx", {}), TransactionLost(f"the login {SECRET} may not read it"))
+    assert lost.to_json(redact)["reason"] == f"the login ${{PASSWORD}} may not read it; see {lost.error.link}"

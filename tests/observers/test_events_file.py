@@ -35,6 +35,7 @@ from twopc.events import (
     TransactionReplayed,
 )
 from twopc.observers import _rotating_file, json_lines
+from twopc.observers._event_lines import encode
 from twopc.observers._rotating_file import OpenFile
 from twopc.observers.json_lines import EventReader, JsonLinesObserver
 from twopc.phases import Phase
@@ -270,7 +271,7 @@ def test_no_batch_waits_for_a_disk_that_does_not_respond_and_its_events_are_writ
 def test_the_events_that_wait_for_a_disk_are_bounded(
     path: Path, stalled: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(json_lines, "CAPACITY", 3)
+    monkeypatch.setattr(json_lines, "CAPACITY", 3 * len(encode([batch(19)], AT)))
     observer = JsonLinesObserver(path)
     for number in range(20):
         observer.twopc_event(batch(number), AT)

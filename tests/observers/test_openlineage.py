@@ -319,7 +319,12 @@ def test_a_run_of_an_earlier_incarnation_has_no_length(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"), ("OPENLINEAGE_URL", "writer:hunter2@r.example")]
+    ("variable", "value"),
+    [
+        ("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"),
+        ("OPENLINEAGE_URL", "writer:hunter2@r.example"),
+        ("OPENLINEAGE_URL", "r.example/api?code=hunter2"),
+    ],
 )
 def test_a_client_that_can_not_be_made_is_a_wrong_configuration_and_no_secret_is_told(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ ON_LOSS = r"must be 'stop', 'recompute' or twopc.ReplayCopies\(folder\)"
         ("checkpoint", ["folder"], "must be a folder, given as path or URL, or None, not of type list"),
         ("offsets", "a secret", "must be a sink, or None, not of type str"),
         ("sinks", {1: sink()}, "must have text as names"),
+        ("sinks", {"a": sink(), "A": sink()}, "must have names that differ in more than case"),
     ],
 )
 def test_an_argument_is_named_and_its_value_is_not(name: str, value: object, says: str) -> None:
@@ -99,3 +100,18 @@ def test_what_is_no_batch_of_spark_is_refused_before_the_log_is_there(
     with pytest.raises(ConfigurationError, match=r"takes a frame of Spark and the batch's number"):
         write(batch, batch_id)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_of_which_another_querys_log_can_not_be_opened_does_not_take_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("away")
+
+    writer = foreach_batch(sink(), log=str(tmp_path / "log"))
+    first = writer._coordinator_of("first")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(writer._settings), "coordinator", away)
+        with pytest.raises(OSError, match="away"):
+            writer._coordinator_of("second")
+    assert writer._coordinator_of("second") is not first

@@ -158,6 +158,21 @@ def test_rows_that_an_output_does_not_take_are_not_all_in_one_task(tables: Table
     assert max(sizes) < 60
 
 
+def test_a_row_has_its_task_whatever_its_place_among_the_rows_before_the_shuffle(tables: Tables) -> None:
+    tables.add("low", where="id < 3")
+    tables.add("every", key=[], columns=["id"])
+    batch = tables.spark.range(100).selectExpr("'u' AS op", "CAST(id AS INT) AS id", "'a' AS name", "1 AS at")
+    projection = Projection(tables.outputs)
+
+    def ids_by_task(order: str) -> list[list[int]]:
+        frame, found = projection.apply(batch.repartition(4, F.expr("id % 7")).sortWithinPartitions(F.expr(order)))
+        return sorted(
+            sorted(row["every"]["id"] for row in part) for part in partitions(projection.by_key(frame, found, 4))
+        )
+
+    assert ids_by_task("id") == ids_by_task("-id")
+
+
 @pytest.mark.parametrize(("tasks", "shuffles"), [(1, 0), (4, 1)])
 def test_the_batch_is_shuffled_by_the_key_only_where_it_is_not(tables: Tables, tasks: int, shuffles: int) -> None:
     tables.add("t")

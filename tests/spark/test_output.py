@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import StructField, StructType, TimestampType, YearMonthIntervalType
 
 import twopc
 from tests.spark.conftest import Pipeline
@@ -137,3 +137,9 @@ def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advi
         found += advice.findall(str(refused.value))
     shown, rows = Projection({"one": of([found[0]])}).apply(frame)
     assert rows.schemas(shown)["one"].field("value").type == pa.string()
+
+
+def test_the_advice_for_a_column_whose_name_must_be_quoted_has_it_quoted() -> None:
+    schema = StructType([StructField("of a`month", YearMonthIntervalType())])
+    with pytest.raises(SchemaMismatch, match=r"by CAST\(`of a``month` AS STRING\) AS `of a``month`, or drop it"):
+        arrow_schema(schema)

@@ -326,3 +326,21 @@ def test_stop_from_within_a_batch_is_refused(drain: bool, pipeline: Pipeline) ->
         pipeline.run(pipeline.writer())
     assert ["from within a batch" in str(error) for error in said] == [True]
     assert pipeline.archived_ids() == [1]
+
+
+def test_stop_in_the_function_of_a_batch_after_its_writer_is_refused(pipeline: Pipeline) -> None:
+    writer = pipeline.writer()
+
+    def write(batch: Any, batch_id: int) -> None:
+        writer(batch, batch_id)
+        [query] = pipeline.spark.streams.active
+        stop(query)
+
+    pipeline.add_batch(rows(1))
+    query = pipeline.start(write)
+    try:
+        with pytest.raises(StreamingQueryException, match="from within a batch"):
+            assert query.awaitTermination(HELD_S), "it waits for itself"
+    finally:
+        query.stop()
+    assert pipeline.archived_ids() == [1]

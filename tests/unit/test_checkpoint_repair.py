@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from tests.support.advice import raises, told
 from twopc.checkpoint.comparison import Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Plan, mend, plan
-from twopc.errors import ConfigurationError, LogMismatch, Refused
+from twopc.errors import ConfigurationError, LogMismatch, Refused, Retriable
 from twopc.log.entries import Decision, decided, opened
 from twopc.log.entry_json import parse, serialise
 from twopc.transaction import JsonValue
@@ -200,6 +201,28 @@ def test_the_batch_before_the_newest_comes_back_where_a_newer_plan_is_cut_off(qu
     assert query.contents() == before
 
 
+@pytest.mark.parametrize("batch_id", [5, 6])
+def test_a_plan_that_a_power_cut_has_cut_off_amid_an_offset_is_replaced_or_put_aside(
+    query: Query, batch_id: int
+) -> None:
+    before = query.contents()
+    query.plan(6)
+    planned = query.contents()[f"offsets/{batch_id}"]
+    query.write(f"offsets/{batch_id}", planned[:-1])
+    assert query.compared().cut_off == {f"offsets/{batch_id}"}
+    assert query.repair().goes_on_with is None
+    expected = before if batch_id == 6 else {**query.contents(), f"offsets/{batch_id}": planned}
+    assert query.contents() == expected
+
+
+def test_an_offset_of_a_source_that_writes_no_json_is_whole_if_it_is_as_decided(tmp_path: Path) -> None:
+    query = Query(tmp_path, with_files=False).run(5)
+    query.write("offsets/5", 'v1\n{"conf":{}}\nplace:5')
+    query.decide(5)
+    query.note(5)
+    assert query.planned() == Plan(())
+
+
 def test_where_the_next_batch_begins_comes_back_too(query: Query) -> None:
     before = query.contents(without="commits/5")
     query.lose("offsets/4", "offsets/5", "commits/5")
@@ -376,6 +399,17 @@ def test_what_can_not_be_repaired_exactly_is_refused_with_a_way_out(
         query.planned()
     assert type(refused.value) is error
     assert not before or query.contents() == before
+
+
+def test_a_store_that_does_not_answer_is_no_wrong_configuration(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise OSError(errno.ETIMEDOUT, "away")
+
+    monkeypatch.setattr(CheckpointFolder, "text", away)
+    with pytest.raises(Retriable, match=r"query's id can't be read .*away"):
+        query.compared()
+    with pytest.raises(Retriable, match=r"does not say what the batch reads .*away"):
+        query.folder.newest()
 
 
 RESTORED: dict[str, tuple[Callable[[Query], None], str]] = {

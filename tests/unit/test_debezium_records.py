@@ -235,6 +235,7 @@ DECODED: list[tuple[Column, dict[str, Any], Any, Any]] = [
     (DECIMAL, named("string"), "1.5", Decimal("1.50")),
     (DECIMAL, named("int64"), 7, Decimal("7.00")),
     (Column("v", "date"), named("int32", f"{TIME}Date"), 20_000, 20_000),
+    (Column("v", "integer", 32), named("int32", f"{TIME}Year"), 1901, 1901),
     (Column("v", "date"), named("string", f"{TIME}IsoDate"), "1970-01-02Z", 1),
     (Column("v", "timestamp_ntz"), named("int64", f"{TIME}Timestamp"), 1_500, 1_500_000),
     (Column("v", "timestamp_ntz"), named("int64", f"{OF_CONNECT}Timestamp"), 1_500, 1_500_000),
@@ -292,6 +293,10 @@ REFUSED: list[tuple[Column, dict[str, Any], Any, str]] = [
     (Column("v", "date"), named("string", f"{TIME}IsoDate"), "2026-13-45", "no date of the years"),
     (Column("v", "integer", 32), named("int64"), 2**31, "does not fit into 32 bits"),
     (Column("v", "integer", 64), named("int64", f"{TIME}MicroTime"), 1, "declare another type"),
+    (Column("v", "date"), named("int32"), 2024, "it is of type int32, and DATE was declared"),
+    (Column("v", "text"), named("string"), "\ud800", "half a surrogate pair"),
+    (Column("v", "bytes"), named("bytes"), "é", "it is not base64"),
+    (Column("v", "bytes"), named("bytes", "io.debezium.data.Bits"), "AQ==", "leave the column out"),
     (Column("v", "boolean"), named("int16"), 1, "declare another type"),
     (Column("v", "bytes"), named("string"), "00ff", "declare another type"),
 ]
@@ -304,6 +309,26 @@ def test_a_value_that_does_not_fit_exactly_is_refused_with_what_repairs_it(
     record = with_schema(envelope("c", after={"id": 1, "v": value}), {"field": "v", **described})
     with pytest.raises(RecordRefused, match=f"column 'v' of the record at topic .* offset 17 is refused: .*{reason}"):
         rows(record, decode=decoder(ID, column))
+
+
+MALFORMED = [
+    b'{"op":"c","after":{"id":1,"name":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    b'{"schema":{"fields":[1]},"payload":{"op":"c","after":{"id":1}}}',
+    *(
+        json.dumps(with_schema(envelope("c", after={"id": 1, "v": value}), {"field": "v", **described})).encode()
+        for described, value in (
+            (named("bytes", f"{OF_CONNECT}Decimal"), "AJY="),
+            (named("struct", "io.debezium.data.VariableScaleDecimal"), {"scale": 2}),
+            (named("struct", "io.debezium.data.VariableScaleDecimal"), {"scale": 10**30, "value": "AJY="}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("value", MALFORMED)
+def test_a_record_of_another_form_is_refused_with_its_place(value: bytes) -> None:
+    with pytest.raises(RecordRefused, match=r"offset 17 is refused: it does not have the form of Debezium's records"):
+        [*decoder(ID, DECIMAL, missing="null").rows(None, value, PLACE)]
 
 
 def test_a_number_has_more_digits_than_python_makes_of_an_integer() -> None:

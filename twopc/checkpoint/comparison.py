@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.offsets import Reads, by_source, is_entry, parse, records_between
+from twopc.checkpoint.offsets import Reads, by_source, ends_whole, is_entry, parse, records_between, text_of
 from twopc.checkpoint.source_files import COMPACT, content, is_whole, kept_files, number, with_files
 from twopc.errors import LogMismatch
 from twopc.log.batch_identity import ABSENT, Difference, differences
@@ -142,8 +142,10 @@ def _mismatch(batch_id: int, is_noted: bool, decided: Reads, planned: Reads | No
 def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> Reads | None:
     """Return the checkpoint's entry of a batch, with those of its files that the log has, or None if it is cut off."""
     try:
-        entry = parse(folder.text(f"offsets/{batch_id}"))
+        entry = parse(text := folder.text(f"offsets/{batch_id}"))
     except ValueError:
+        return None
+    if not ends_whole(text) and (decided is None or text != text_of(decided)):
         return None
     if decided is None:
         return entry

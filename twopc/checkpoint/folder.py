@@ -10,10 +10,11 @@ from typing import Any
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, Retriable
 from twopc.stores.disk import LocalFolder, make_folder, sync_folder
-from twopc.stores.places import canonical, file_system, split
-from twopc.stores.remote import names_in
+from twopc.stores.errors import TEMPORARY
+from twopc.stores.places import canonical, file_system, parsed_place, split
+from twopc.stores.remote import meaning, names_in
 from twopc.transaction import JsonValue
 
 _BLOCK_BYTES = 1024 * 1024
@@ -28,7 +29,7 @@ class CheckpointFolder:
     """Reads and writes whole files. Paths are relative to the folder, such as ``offsets/7``."""
 
     def __init__(self, location: str) -> None:
-        self.url = url(location).rstrip("/")
+        self.url = canonical(*parsed_place("the checkpoint", location)).rstrip("/")
         self._fs: Any
         try:
             self._fs, self._root = file_system(self.url)
@@ -41,27 +42,39 @@ class CheckpointFolder:
     # Reading. -------------------------------------------------------------------------------------------------------
 
     def query_id(self) -> str:
-        """Return the query's id, which Spark writes once, before the first batch. Raises ConfigurationError if it can't
-        be read."""
+        """Return the query's id, which Spark writes once, before the first batch.
+
+        Raises:
+            ConfigurationError: the id can't be read.
+            Retriable: the store does not respond.
+        """
         try:
             return str(json.loads(self.text("metadata"))["id"])
         except Exception as error:
-            raise ConfigurationError(
-                f"the query's id can't be read from {self.url}/metadata ({type(error).__name__}: {error}). Is this the"
-                " query's checkpoint folder, and can Python read it? Stores other than disks need fsspec's package."
+            raise self._unreadable(
+                error,
+                f"the query's id can't be read from {self.url}/metadata",
+                "Is this the query's checkpoint folder, and can Python read it? Stores other than disks need fsspec's"
+                " package.",
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
-        """Return the newest batch that Spark has planned, and what it reads. Raises ConfigurationError if its entry
-        can't be read."""
+        """Return the newest batch that Spark has planned, and what it reads. Raises like ``query_id``."""
         try:
             batch_id = self.numbers("offsets")[-1]
             return batch_id, self.reads(batch_id)
         except Exception as error:
-            raise ConfigurationError(
-                f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must"
-                " be able to read the checkpoint folder."
+            raise self._unreadable(
+                error,
+                f"{self.url}/offsets does not say what the batch reads",
+                "Python must be able to read the checkpoint folder.",
             ) from error
+
+    def _unreadable(self, error: Exception, what: str, advice: str) -> ConfigurationError | Retriable:
+        text = f"{what} ({type(error).__name__}: {error})"
+        if meaning(self._fs, error).errno in TEMPORARY:
+            return Retriable(text)
+        return ConfigurationError(f"{text}. {advice}")
 
     def numbers(self, name: str, suffix: str = "") -> list[int]:
         """Return the numbers of the files in a folder, such as ``offsets``, in ascending order."""

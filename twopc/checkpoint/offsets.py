@@ -46,6 +46,17 @@ def parse(text: str) -> Reads:
     return reads if text_of(reads) == text else {"text": text}
 
 
+def ends_whole(text: str) -> bool:
+    """Return whether an entry ends with a whole offset, as far as JSON shows it. Spark refuses one that is cut off."""
+    offset = text.rpartition("\n")[2]
+    if text.startswith(f"{_NAMED}\n"):
+        offset = offset.partition(":")[2]
+    try:
+        return offset == _NONE_YET or json.loads(offset) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
 def is_entry(reads: Reads) -> bool:
     """Return whether ``reads`` has the form that ``parse`` returns."""
     return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import twopc
 from twopc import Coordinator
+from twopc.cli.sinks_file import Redaction
 from twopc.cli.verdicts import Judged, Verdict, judge
 from twopc.effects import FailedCommit
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, TransactionLost
@@ -65,8 +66,8 @@ class Lost:
     committable: Committable
     error: OperatorRequired
 
-    def to_json(self) -> dict[str, JsonValue]:
-        reason: dict[str, JsonValue] = {"kind": self.error.kind, "reason": str(self.error)}
+    def to_json(self, redact: Redaction) -> dict[str, JsonValue]:
+        reason: dict[str, JsonValue] = {"kind": self.error.kind, "reason": redact(str(self.error))}
         return _row(self.sink, self.committable) | reason
 
 

@@ -7,13 +7,14 @@ import itertools
 import os
 from dataclasses import dataclass, replace
 
-from twopc.errors import ConfigurationError, CorruptLog
+from twopc.errors import ConfigurationError, CorruptLog, Retriable
 from twopc.log import notices
 from twopc.log.entries import Decision, Entry, Repetition
 from twopc.log.entry_json import parse
 from twopc.log.notices import Notice
 from twopc.log.steps import where
 from twopc.log.store import LogStore, store_of
+from twopc.stores.errors import TEMPORARY
 
 ATTEMPTS = 5
 """How often the log is read. A running driver may append and prune between the listing and the reads."""
@@ -84,6 +85,7 @@ class FollowedLog:
         Raises:
             NoLog: there is no log.
             ConfigurationError: the log can't be read.
+            Retriable: the log's store does not answer.
             CorruptLog: an entry is malformed, belongs to another log, or is missing.
         """
         try:
@@ -97,10 +99,13 @@ class FollowedLog:
                 f"the commit log at {self.store.url} changes while it is read. Try again."
             ) from error
         except OSError as error:
-            reason = f"{type(error).__name__}: {error.strerror or error}"
+            text = (
+                f"the commit log at {self.store.url} can't be read ({type(error).__name__}: {error.strerror or error})"
+            )
+            if error.errno in TEMPORARY:
+                raise Retriable(f"{text}. Nothing was changed. Try again.") from error
             raise ConfigurationError(
-                f"the commit log at {self.store.url} can't be read ({reason})."
-                " Name the place that the query was given as 'log', and run this as a user who may read it."
+                f"{text}. Name the place that the query was given as 'log', and run this as a user who may read it."
                 " Nothing was changed."
             ) from error
 

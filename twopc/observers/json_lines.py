@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -34,8 +34,8 @@ MAX_BYTES = 16 << 20
 RETRIES_APART_S = 5.0
 """How long retried calls share a line. An outage must not push all other events out of the file."""
 
-CAPACITY = 10_000
-"""The most lines that wait while the disk does not respond: about a thousand batches in a few MB."""
+CAPACITY = 16 << 20
+"""The most bytes that wait while the disk does not respond. A line of a wide batch takes 100 kB and more."""
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -52,7 +52,7 @@ class JsonLinesObserver:
 
     Several processes may write to the same file, for several queries. A separate thread writes the lines, so no batch
     waits for the disk or fails because of it. Events that can't be written are dropped. This is logged once, until a
-    line is written again. Up to ``CAPACITY`` lines wait if the disk does not respond; then the oldest are dropped.
+    line is written again. Up to ``CAPACITY`` bytes wait if the disk does not respond; then the oldest lines are dropped.
 
     Args:
         path: the file, not a symbolic link. Its folder must exist.
@@ -76,7 +76,7 @@ class JsonLinesObserver:
             group = group_of(event)
             if group is None:
                 self._end_groups()
-                self._outbox.put(encode([event], at))
+                self._put([event], at)
                 return
             events = self._groups.setdefault(group, [])
             events.append((event, at))
@@ -108,7 +108,11 @@ class JsonLinesObserver:
             last, at = events[-1]
             if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._outbox.put(encode([event for event, _ in events], at))
+            self._put([event for event, _ in events], at)
+
+    def _put(self, events: Sequence[Event], at: datetime) -> None:
+        line = encode(events, at)
+        self._outbox.put(line, len(line))
 
     def _append(self, line: bytes) -> None:
         if self._path.resolve() in forwarded_here:

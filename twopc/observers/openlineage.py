@@ -202,8 +202,8 @@ class OpenLineageObserver:
 def _make_client() -> OpenLineageClient:
     try:
         return OpenLineageClient()
-    except Exception as error:  # noqa: BLE001  # transports may raise anything, and quote a URL with a password
-        text = "" if "@" in str(error) else f": {error}"
+    except Exception as error:  # noqa: BLE001  # transports may raise anything, and quote a URL with a secret
+        text = "" if {"@", "?"} & {*str(error)} else f": {error}"
         raise ConfigurationError(
             f"OpenLineage's client can't be made from its configuration ({type(error).__name__}{text}). Correct the"
             " variables OPENLINEAGE_* or the file openlineage.yml; OPENLINEAGE_DISABLED=true sends nothing."

@@ -30,6 +30,11 @@ CHANGE = "twopc change "
 """The prefix of the column with a row's ``Change`` in an output; the sink's name follows. The column is null where the
 output does not take the row."""
 
+_SPREAD = "spark_partition_id() * 3629"
+"""A value by which rows are spread over tasks. It must be the same whenever a row's task runs again: after a lost
+executor, Spark repeats some tasks, and rows read from a shuffle may come in another order. A number by order would then
+lose or duplicate rows of other outputs. With this factor, Spark's hash spreads 2 to 4 tasks evenly."""
+
 _BINARY = "UTF8_BINARY"  # the collation that compares bytes
 
 
@@ -115,7 +120,7 @@ def columns_of(
         yield within(latest_by).alias(_ORDER + name)
     if taken is not None:
         yield taken.alias(_TAKEN + name)
-        yield when(~taken, expr("monotonically_increasing_id()")).alias(_APART + name)
+        yield when(~taken, expr(_SPREAD)).alias(_APART + name)
 
 
 class ByKey:

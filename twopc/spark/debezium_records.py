@@ -64,6 +64,12 @@ class Decoder:
         old key and an insert of the new one. Raises RecordRefused: the record can't be decoded exactly, or its place in
         the order of changes is unknown.
         """
+        try:
+            yield from self._rows(key, value, place, is_moved)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            _refuse(place, f"it does not have the form of Debezium's records ({type(error).__name__})")
+
+    def _rows(self, key: bytes | None, value: bytes | None, place: Place, is_moved: bool) -> Iterator[Row]:
         if value is None:
             yield from self._of_tombstone(key, place)
             return

@@ -8,7 +8,6 @@ value is decoded by the schema in its record, or refused with advice on the conn
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 import struct
@@ -83,7 +82,7 @@ def _boolean(given: Given) -> bool:
 
 def _integer(given: Given) -> int:
     value, bits = given.value, given.column.bits
-    if type(value) is not int or given.name is not None:
+    if type(value) is not int or given.name not in (None, "io.debezium.time.Year"):
         raise _wrong_type("an integer", given)
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
@@ -116,8 +115,16 @@ def _text(given: Given) -> str:
     if isinstance(value, int) and given.type != "bytes" and given.name in _OF_DAY:
         return _time_of_day(value, _OF_DAY[given.name])
     if type(value) is str and given.type != "bytes":
+        _require_whole(value)
         return value
     raise _wrong_type("STRING", given)
+
+
+def _require_whole(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Undecodable("it has half a surrogate pair, which is no text: correct the row in the source") from None
 
 
 _OF_DAY = {
@@ -150,7 +157,7 @@ def _bytes(given: Given) -> bytes:
 def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise Undecodable("it is not base64: set binary.handling.mode=bytes in the connector") from None
 
 
@@ -204,7 +211,8 @@ def _from_text(text: str) -> Decimal:
 
 def _date(given: Given) -> int:
     value, name = given.value, given.name
-    if type(value) is int and name in (None, "io.debezium.time.Date", "org.apache.kafka.connect.data.Date"):
+    is_plain = name is None and given.described is None
+    if type(value) is int and (is_plain or name in ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date")):
         if _FIRST_DAY <= value <= _LAST_DAY:
             return value
         raise Undecodable("it is a day outside of the years 1 to 9999")
@@ -293,7 +301,9 @@ def _wrong_type(declared: str, given: Given) -> Undecodable:
             "it is a floating-point number, which may differ from the source's decimal: set"
             " decimal.handling.mode=precise or string in the connector, or declare DOUBLE"
         )
-    return Undecodable(f"it is of type {kind}, and {declared} was declared: declare another type")
+    return Undecodable(
+        f"it is of type {kind}, and {declared} was declared: declare another type, or leave the column out"
+    )
 
 
 _DECODERS: Mapping[str, Callable[[Given], Any]] = {

@@ -138,6 +138,12 @@ def _require_types(given: Mapping[str, Any]) -> None:
     names = [*given["sinks"]] if isinstance(given["sinks"], Mapping) else []
     if any(not isinstance(name, str) for name in names):
         raise ConfigurationError("the argument 'sinks' of foreach_batch must have text as names", option="sinks")
+    if len({name.lower() for name in names}) < len(names):
+        raise ConfigurationError(
+            f"the argument 'sinks' of foreach_batch must have names that differ in more than case, not {names}: Spark"
+            " would take two of their columns for one",
+            option="sinks",
+        )
 
 
 @dataclass(frozen=True)
@@ -357,8 +363,8 @@ class ForeachBatch:
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
-            self._query_id, self._start = query_id, None
             self._coordinator = self._settings.coordinator(query_id, self._gives_up)
+            self._query_id, self._start = query_id, None
         turns[query_id] = self._turn
         return self._coordinator
 

@@ -55,10 +55,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     the type of a column."""
     for field in schema:
         if (found := unkept(field.dataType)) is not None:
-            text = _TEXT.get(type(found).__name__, "CAST({} AS STRING)").format(field.name)
+            name = field.name if field.name.isidentifier() else quoted(field.name)
+            text = _TEXT.get(type(found).__name__, "CAST({} AS STRING)").format(name)
             raise SchemaMismatch(
                 f"column {field.name!r} has Spark's type {found.simpleString().upper()}, which a sink would get as"
-                f" another type. Nothing was written. Write it as text, such as by {text} AS {field.name}, or drop it."
+                f" another type. Nothing was written. Write it as text, such as by {text} AS {name}, or drop it."
             )
     return to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type]  # depends on the version
 

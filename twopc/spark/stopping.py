@@ -59,7 +59,7 @@ def stop(query: StreamingQuery, *, drain: bool = False) -> None:
     """
     turn = turns.get(query.id)
     if turn:
-        turn.refuse_within_batch()
+        turn.refuse_within_batch(query)
     if drain:
         wait_until_drained(query)
     with turn.between_batches(query) if turn else contextlib.nullcontext():
@@ -76,7 +76,7 @@ class Turn:
         self.close = close
         self._waits_in_vain = waits_in_vain
         self._lock = threading.Lock()
-        self._in_batch: int | None = None
+        self._thread: int | None = None  # in which Spark runs the batches
         self._batch_waits = False
 
     @contextlib.contextmanager
@@ -89,16 +89,16 @@ class Turn:
                 java.jvm(context).java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))
         finally:
             self._batch_waits = False
-        self._in_batch = threading.get_ident()
+        self._thread = threading.get_ident()
         try:
             yield
         finally:
-            self._in_batch = None
             self._lock.release()
 
-    def refuse_within_batch(self) -> None:
-        """Raise ConfigurationError if a batch's own thread calls, which would wait for itself."""
-        if self._in_batch == threading.get_ident():
+    def refuse_within_batch(self, query: StreamingQuery) -> None:
+        """Raise ConfigurationError in the thread of a batch, also after the batch is written: it would wait for itself.
+        Once the query has ended, another thread may have the same id."""
+        if self._thread == threading.get_ident() and (self._lock.locked() or query.isActive):
             raise ConfigurationError(
                 "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
             )

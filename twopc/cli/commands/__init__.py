@@ -6,7 +6,9 @@ and ``abandon``.
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from importlib import import_module
 
 import click
@@ -55,4 +57,6 @@ def cli() -> None:
 def run() -> None:
     """Run the command that the process was started as."""
     logging.getLogger().addHandler(logging.NullHandler())  # errors already contain the clients' log lines
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # like standard error: the locale may lack a name's characters
     cli(prog_name="twopc")

@@ -86,7 +86,7 @@ def abandon(
                 )
                 if not lost:
                     raise
-                report.document["given_up"] = [transaction.to_json() for transaction in lost]
+                report.document["given_up"] = [transaction.to_json(redact) for transaction in lost]
                 for transaction in lost:
                     say(redact(f"{transaction.committable.transaction_id}: {transaction.error}"))
                 _ask_to_give_up(report.document["given_up"], batch_id, yes, error)

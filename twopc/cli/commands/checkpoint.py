@@ -44,7 +44,6 @@ def compare(checkpoint: str, log: str, as_json: bool) -> None:
     """Show whether a checkpoint and a log are of the same age, and what repair would do. Changes nothing."""
 
     def run(report: Report, _: Redaction) -> None:
-        report.document |= {"checkpoint": checkpoint}
         _Repair(checkpoint, log, report)
 
     show(log, as_json, _draw_comparison, run)
@@ -62,7 +61,7 @@ def repair(checkpoint: str, log: str, yes: bool, as_json: bool) -> None:
     """
 
     def run(report: Report, _: Redaction) -> None:
-        report.document |= {"checkpoint": checkpoint, "repaired": False}
+        report.document["repaired"] = False
         found = _Repair(checkpoint, log, report)
         report.code = ExitCode.FINE
         if not found.plan.changes:
@@ -83,6 +82,7 @@ class _Repair:
 
     def __init__(self, checkpoint: str, log: str, report: Report) -> None:
         self._folder = CheckpointFolder(checkpoint)
+        report.document["checkpoint"] = checkpoint
         self._log = log
         self._report = report
         self.history, self._compared, self.plan = self._look()

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 TIMEOUT_S = 60.0
 """Longer than a client takes to find that no server listens (10 s), and than most brokers take to restart."""
 
+
+class Seconds(click.FloatRange):
+    """A time that a thread can wait."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not found <= threading.TIMEOUT_MAX:  # NaN is no time either
+            self.fail(f"{value} is not a number of seconds that can be waited.", param, ctx)
+        return found
+
+
 log = click.argument("log")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 timeout_s = click.option(
     "--timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",

@@ -17,6 +17,7 @@ from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.errors import Refused
 from twopc.exit_codes import exit_code
 from twopc.log.history import History, read_history
+from twopc.stores.places import holds_password, split
 
 
 def show(
@@ -26,7 +27,8 @@ def show(
     command: Callable[[Report, Redaction], None],
 ) -> None:
     """Run ``command``, print its document and end the process with its exit code."""
-    report, redact = Report({"log": log}), Redaction()
+    protocol, place = split(log or "")
+    report, redact = Report({"log": None if protocol and holds_password(protocol, place) else log}), Redaction()
     stuck = False
     try:
         command(report, redact)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.output import Report, say
 from twopc.cli.readings import WatchedLog, WatchedSink
@@ -44,7 +45,7 @@ INTERVAL_S = 15.0
 )
 @click.option(
     "--interval-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=parameters.Seconds(),
     default=INTERVAL_S,
     show_default=True,
     metavar="SECONDS",
