@@ -19,7 +19,6 @@ from tests.support.phase_one import writes
 from tests.support.sources import GROUP, SOURCES, nodes
 from twopc.cli.commands import cli
 from twopc.errors import CorruptLog, Fenced, LogMismatch
-from twopc.log import entries
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, JsonValue
@@ -113,7 +112,7 @@ def test_a_forged_file_in_place_of_an_entry_is_refused_and_runs_nothing(
 
 
 def test_an_enlarged_entry_is_refused_and_not_read_into_memory(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "LONGEST_ENTRY", 1 << 20)
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_ENTRY", 1 << 20)
     monkeypatch.setattr("twopc.log.store.LONGEST_ENTRY", 1 << 20)
     os.truncate(log.newest, 1 << 28)
     tracemalloc.start()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
-from twopc.log import entries as entries_of_log
 from twopc.log.entries import Abandonment, Decision, Entry, Kind, abandoned, amended, closed, completed, decided, opened
 from twopc.log.entry_json import parse, serialise
 
@@ -231,7 +230,7 @@ def test_a_handle_nested_too_deep_is_refused() -> None:
 
 
 def test_an_entry_that_would_fill_the_memory_is_refused_unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_of_log, "LONGEST_ENTRY", 1000)
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_ENTRY", 1000)
     refused(serialise(ENTRY).replace(b'"epoch": 3', b'"epoch": [' + b"[]," * 1000 + b"[]]"))
 
 
@@ -244,7 +243,7 @@ def test_what_is_wrong_is_told_in_few_words() -> None:
 def test_a_decision_that_is_too_long_is_refused_and_one_that_stands_is_always_carried_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(entries_of_log, "LONGEST_DECISION", len(serialise(ENTRY)) - 1)
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_DECISION", len(serialise(ENTRY)) - 1)
     with pytest.raises(ConfigurationError, match=r"decision of batch 0 would have .* Nothing of it is visible"):
         serialise(ENTRY)
     for later in (opened(ENTRY, "query"), amended(ENTRY, decision(0)), abandoned(ENTRY, 0, {"a": [A]}, "ann@ops")):

@@ -52,7 +52,7 @@ class JsonLinesObserver:
 
     Several processes may write to the same file, for several queries. A separate thread writes the lines, so no batch
     waits for the disk or fails because of it. Events that can't be written are dropped. This is logged once, until a
-    line is written again. Up to ``CAPACITY`` bytes wait if the disk does not respond; then the oldest lines are dropped.
+    line is written again. Up to ``CAPACITY`` bytes wait if the disk does not respond. Then the oldest are dropped.
 
     Args:
         path: the file, not a symbolic link. Its folder must exist.

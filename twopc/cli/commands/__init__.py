@@ -58,5 +58,5 @@ def run() -> None:
     """Run the command that the process was started as."""
     logging.getLogger().addHandler(logging.NullHandler())  # errors already contain the clients' log lines
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # like standard error: the locale may lack a name's characters
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: the locale may lack a character of a name
     cli(prog_name="twopc")
