@@ -158,7 +158,7 @@ def private_names_of_others(module: str) -> set[str]:
 def test_private_names_of_a_dependency_stand_in_one_module_that_says_in_which_version_they_were_read() -> None:
     assert {module for module in SOURCES if private_names_of_others(module)} == {*BORROWED.values()}
     for module in BORROWED.values():
-        assert "Read in " in (ast.get_docstring(tree(module)) or ""), module
+        assert " read in " in (ast.get_docstring(tree(module)) or ""), module
 
 
 REPLACED = {

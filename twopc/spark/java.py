@@ -1,7 +1,7 @@
 """All use of PySpark's private names, which lead to Spark's objects in the JVM.
 
-Written for 4.2.0. If another version has renamed ``_jvm``, ``_jsparkSession`` or ``_jdf``, the first batch fails before
-it writes anything. The extra ``spark`` allows only the versions that ``make prove-spark`` runs.
+They were read in 4.2.0. If another version has renamed ``_jvm``, ``_jsparkSession`` or ``_jdf``, the first batch fails
+before it writes anything. The extra ``spark`` allows only the versions that ``make prove-spark`` runs.
 """
 
 from __future__ import annotations

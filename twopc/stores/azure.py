@@ -4,9 +4,9 @@ adlfs passes on most errors of Azure's client, none of which is an OSError, and 
 one from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
 ``ETIMEDOUT`` would make a TimeoutError, which fsspec replaces with its own.
 
-All uses of adlfs's private names are in this module. Read in 2026.8.0; the extra ``azure`` excludes releases from 2028
-on. Without ``_timeout_kwargs`` or ``_details`` the first request would fail, and without ``_config``
-of Azure's client the first upload.
+All uses of adlfs's private names are in this module. They were read in 2026.8.0; the extra ``azure`` excludes releases
+from 2028 on. Without ``_timeout_kwargs`` or ``_details`` the first request would fail, and without ``_config`` of
+Azure's client the first upload.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All uses of fsspec's private names: methods for its own file systems, and WebHDFS's proxy.
 
-They were checked in 2026.9.0; the bounds of fsspec, adlfs and gcsfs exclude releases from 2028 on. If a release renames
+They were read in 2026.9.0; the bounds of fsspec, adlfs and gcsfs exclude releases from 2028 on. If a release renames
 a method, sinks and logs at a URL fail before the first batch. Subclasses of fsspec's file systems use the private names
 of their bases in their own modules.
 """

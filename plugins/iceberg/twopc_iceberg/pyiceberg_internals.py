@@ -1,7 +1,7 @@
 """Every undocumented name of pyiceberg that the sink uses, and what breaks if a release changes it.
 
-Read in 0.12.0; ``pyproject.toml`` admits no other minor version. Overridden methods are in their subclasses, and a test
-compares them with pyiceberg's.
+They were read in 0.12.0; ``pyproject.toml`` admits no other minor version. Overridden methods are in their subclasses,
+and a test compares them with pyiceberg's.
 """
 
 from __future__ import annotations

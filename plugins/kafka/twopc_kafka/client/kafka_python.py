@@ -1,7 +1,7 @@
 """kafka-python's connections, made robust against silent brokers. Only this module uses undocumented names of
 kafka-python.
 
-The names are those of version ``READ_IN``; the distribution's upper bound on kafka-python admits no later minor
+They were read in version ``READ_IN``; the distribution's upper bound on kafka-python admits no later minor
 version. Another version may have renamed what this module overrides or reads (``_conns``, ``_reauth``, ``_do_reauth``,
 ``_do_bootstrap``, ``_net``, ``_build_transport``, ``_sock_recv``), and would then fail at the first connection. This
 module corrects the following behaviors of kafka-python:
