@@ -100,7 +100,7 @@ class BatchLog:
         folder: the sink's folder, as a path of ``fs``.
         format: the format of the entries.
         owner: the sink and commit log that complete batches here; empty for a reader.
-        kept_for_s: seconds after which an entry may be pruned.
+        kept_for_s: how many seconds after it was written an entry may be pruned.
     """
 
     def __init__(
