@@ -178,7 +178,7 @@ class HdfsServer(Startable):
         return json.loads(text) if text else None
 
     def data_node_syncs(self) -> int:
-        """Return the number of files that the DataNode has synced since its start. Lags by a few seconds."""
+        """Return how often the DataNode has synced a file since its start. Lags by a few seconds."""
         query = "Hadoop:service=DataNode,name=DataNodeActivity-*"
         url = f"http://127.0.0.1:{self.data_node.port}/jmx?qry={quote(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:

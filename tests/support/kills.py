@@ -127,8 +127,8 @@ def start_logged(log: Path, *command: str) -> Process:
 
 
 def bound(*command: str) -> list[str]:
-    """Return the command wrapped so that the system ends it with this process, or on Linux with the thread that starts
-    it."""
+    """Return the command wrapped so that, on Linux, the kernel ends it with the thread that starts it, and so at the
+    latest with this process."""
     return [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid()), *command]
 
 

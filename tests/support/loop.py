@@ -31,9 +31,9 @@ class Job:
         folder: the folder of its log and its position.
         sinks: name → backend and its options.
         sinks_file: a file that describes the sinks instead.
-        batches: the total number of batches. partitions, records: the number of partitions per batch, and of records
-            per partition. kill_in,
-            kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
+        batches: the total number of batches.
+        partitions, records: the number of partitions per batch, and of records per partition.
+        kill_in, kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
         runs_again: whether a batch is run again after its round was aborted.
         keys: the number of keys in a table to which batches make ``keyed_changes``; 0 to append ``values``.
     """

@@ -59,7 +59,7 @@ STRIKES = [*((way, 0) for way in Way), (Way.BEFORE, 5)]
 
 
 class StruckServer(HttpProxy):
-    """A proxy in front of a server that kills it at one request and restarts it.
+    """A proxy in front of a server. It kills the server at one request, and restarts it.
 
     Attributes:
         took_s: the duration of each request.
@@ -72,7 +72,7 @@ class StruckServer(HttpProxy):
         self.took_s: list[float] = []
 
     def strike(self, number: int, way: Way, lost: int = 0) -> None:
-        """Kill the server after ``number`` further requests. ``lost`` more requests find it away."""
+        """Kill the server at the request that follows ``number`` others. The next ``lost`` requests find it away."""
         self._due = len(self.requests) + number, way, lost
 
     @property

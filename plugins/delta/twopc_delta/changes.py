@@ -129,7 +129,7 @@ class LiveFile:
             rows: all deleted rows, including those deleted before.
             total: the number of rows in the file.
             vector: the descriptor of a deletion vector with ``rows``.
-            now_ms: the current time since 1970.
+            now_ms: the current time, in milliseconds since 1970.
         """
         gone = {
             "path": self.action["path"],

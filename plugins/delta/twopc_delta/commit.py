@@ -85,8 +85,8 @@ class Snapshot:
         entry: the newest entry of the table's log; None if only a checkpoint covers it.
         adds_files: whether that entry adds files. If so, no other table has the same entry, since file names are
             unique.
-        before: the version and entry of the previous look, if that entry is still in the log; None if there was no
-            previous look.
+        before: the version and entry of the previous look, if this look began from them. They are then still in the
+            log. None if delta-rs loaded the table.
     """
 
     view: TableView

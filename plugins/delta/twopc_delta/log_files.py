@@ -98,8 +98,8 @@ class LogFiles:
             self._storage.remove_all([f"{_LOG}/{name}" for name in probes])
 
     def _put_on_disk(self, version: int, data: bytes) -> None:
-        """Write an entry under a temporary name and move it into place. In the same folder, since any other may be on
-        another mount."""
+        """Write an entry under a temporary name, and move it into place. The temporary file is in the same folder,
+        since any other folder may be on another mount."""
         aside = self._folder / f".{uuid.uuid4().hex}.aside"
         try:
             with aside.open("xb") as file:

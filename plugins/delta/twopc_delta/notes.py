@@ -31,7 +31,7 @@ class AddedFile:
         path: relative to the table's folder.
         size_bytes: its size.
         partition_values: column → value, encoded as in the log.
-        modified_ms: when it was finished, since 1970.
+        modified_ms: when it was finished, in milliseconds since 1970.
         stats: its statistics, as JSON.
     """
 

@@ -54,8 +54,8 @@ _NO_ANSWER = re.compile(
 upload. The next attempt begins a new upload."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
-"""The same in errors that delta-rs does not report as the store's. Narrower, since they may also be about the
-content."""
+"""The same in errors that delta-rs does not report as the store's. This pattern is narrower, since such errors may also
+be about the content."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")

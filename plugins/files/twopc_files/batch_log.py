@@ -100,7 +100,7 @@ class BatchLog:
         folder: the sink's folder, as a path of ``fs``.
         format: the format of the entries.
         owner: the sink and commit log that complete batches here; empty for a reader.
-        kept_for_s: seconds after which an entry may be pruned.
+        kept_for_s: how many seconds after it was written an entry may be pruned.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class BatchLog:
 
     def _step_failed(self, error: Exception, what: str) -> Retriable | OperatorRequired:
         """Return the error to raise for an error of the store. Any step is safe to repeat, whatever its outcome."""
-        if isinstance(error, NotSynced):  # a repeated step would take a name for durable that may get lost
+        if isinstance(error, NotSynced):  # a repeated step would take for durable a name that may get lost
             return OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.")
         if not isinstance(error, Unusable) and meaning(self._fs, error).errno in _MAY_PASS:
             return Retriable(f"{what}: {error}")

@@ -95,5 +95,5 @@ def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **mo
 def _quote(path: str) -> str:
     """Quote ``path`` as java.net.URI does: Spark compares the text when it looks for partition columns."""
     if path.isascii():
-        return quote(path, safe=_SAFE)  # a hundred times as fast, as a compact entry may list many files
+        return quote(path, safe=_SAFE)  # a hundred times as fast; a compact entry may list very many files
     return "".join(c if ord(c) > 127 and c.isprintable() else quote(c, safe=_SAFE) for c in path)

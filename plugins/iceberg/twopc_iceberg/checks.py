@@ -80,7 +80,8 @@ def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> I
 
 
 def _changing_rows(metadata: TableMetadata, options: IcebergOptions) -> Iterator[CheckResult]:
-    """Warn if the branch has rows and has only ever been appended to: a query that streams from it would stop."""
+    """Warn if the branch has rows and has only ever been appended to. A Spark query that streams from it would stop at
+    the first snapshot that changes rows."""
     snapshot = metadata.snapshot_by_name(options.branch)
     if snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] in (None, "0"):
         return

@@ -198,8 +198,8 @@ def _only_path(delete: DataFile) -> str | None:
 
 
 def _applies(delete: DataFile, file: LiveFile) -> bool:
-    """Return whether deletes for several files may name ``file``. By the Iceberg specification they must be in its
-    partition, and its path within their bounds."""
+    """Return whether deletes for several files may name ``file``. They may only if they are in its partition, as the
+    Iceberg specification requires, and if its path is within their bounds."""
     places = range(len(file.partition))
     if delete.spec_id != file.spec or not all(_is_same(delete.partition[at], file.partition[at]) for at in places):
         return False

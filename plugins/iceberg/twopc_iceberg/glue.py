@@ -34,7 +34,7 @@ client reports a conflict. That is safe: after a conflict the table is reloaded.
 _LONGEST_COMMENT = 255  # characters, in one line
 
 _OF_OTHERS = ("Description", "Owner", "LastAccessTime", "LastAnalyzedTime", "Retention", "PartitionKeys")
-"""Fields that an update must repeat to preserve. pyiceberg does not."""
+"""Fields that an update removes unless it repeats them, which pyiceberg does not do."""
 
 _BUSY = frozenset(
     (

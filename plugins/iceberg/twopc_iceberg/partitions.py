@@ -35,7 +35,7 @@ class Partition:
     """A partition of one spec, and the content of its files.
 
     Attributes:
-        key: text that identifies its values.
+        key: the texts of its values, which no other partition of the spec has. NaN is a text, and so equals itself.
         values: one per field of the spec, encoded as in manifests.
         folder: the same as a readable part of a file's path; empty for a table without partitions. Two partitions may
             share a folder: null and the text ``null`` do.

@@ -413,8 +413,9 @@ class TransactionState:
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
-    """Return what became of the transaction ``(producer_id, epoch)``. It was ended by version ``end_txn_version`` of
-    EndTxn, or by version 4 if ``transaction.version`` had been lowered by then.
+    """Return what became of the transaction ``(producer_id, epoch)``, as far as it has ended. Version
+    ``end_txn_version`` of EndTxn was to end it. Version 4 may have ended it instead, because ``transaction.version``
+    had been lowered.
 
     ``described`` is the state that the id's coordinator reports now, or None if it does not know the id.
     """

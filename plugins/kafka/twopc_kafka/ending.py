@@ -110,7 +110,8 @@ class Stuck:
     """
 
     def __init__(self) -> None:
-        self._looks_s: dict[tuple[int, int], tuple[float, float]] = {}  # identity → first and last look
+        # Identity → the first and the last look, by time.monotonic.
+        self._looks_s: dict[tuple[int, int], tuple[float, float]] = {}
 
     def refuse(self, control: Control, committable: Committable, answer: str | None = None) -> None:
         """Raise if the transaction has looked stuck in every call for ``STUCK_S``. Callers repeat the call until then.

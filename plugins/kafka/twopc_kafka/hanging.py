@@ -144,7 +144,7 @@ def end(leaders: Leaders, transaction: OpenInPartition, name: str, commit: bool)
                 "wrote a marker that Kafka had left out (KAFKA-20734): %s is now %s in %s too", name, ended, transaction
             )
         case "INVALID_PRODUCER_EPOCH" | "PRODUCER_FENCED":
-            pass  # the producer has written on in this partition, so the transaction has ended there
+            pass  # this partition has a newer epoch of the producer, so the transaction has ended there
         case "CLUSTER_AUTHORIZATION_FAILED":
             raise OperatorRequired(
                 f"Kafka has left out a marker (KAFKA-20734): transaction {name} is {ended} but hangs in {transaction},"

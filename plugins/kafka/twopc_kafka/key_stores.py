@@ -94,7 +94,7 @@ class TlsContext:
     properties: tuple[tuple[str, str], ...] = field(repr=False)
 
     def wrap_socket(self, connection: socket.socket, **options: Any) -> ssl.SSLSocket:
-        """Begin TLS. Unusable files count as a lost connection, because they may just be being renewed."""
+        """Begin TLS. Unusable files count as a lost connection, because a renewal may be under way."""
         try:
             context = self.made()
         except ConfigurationError as error:

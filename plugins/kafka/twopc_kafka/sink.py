@@ -77,7 +77,7 @@ TRIAL_TIMEOUT_MS = 5_000
 """How long the trial of ``twopc doctor`` waits for a broker."""
 
 UNKNOWN_TOPIC_S = 2.0
-"""How long a topic may be unknown before all brokers are asked. A broker learns of a new topic within milliseconds."""
+"""How long a topic may be unknown before all brokers are asked. Brokers normally know a new topic in milliseconds."""
 
 
 class _GivenUp:
@@ -610,7 +610,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def _lost(self, committable: Committable, what: str) -> TransactionLost:
         """Return the error for a lost transaction. Records with a replay copy must not be written by other means: the
-        coordinator writes them again, or reports how to do so."""
+        coordinator writes them again, or reports how to have that done."""
         return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002

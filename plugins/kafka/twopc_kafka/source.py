@@ -143,7 +143,7 @@ class KafkaSource:
             return kind({name: value for name, value in given.items() if name not in without}, logger=logger)
         except confluent_kafka.KafkaException as error:
             reason = error.args[0].str()
-        raise connection_options.unusable_here(_OWNER, reason)  # not from librdkafka's error, which quotes values
+        raise connection_options.unusable_here(_OWNER, reason)  # outside of 'except': librdkafka's error quotes values
 
     def begin(self, position: JsonValue) -> None:
         """Continue at a position from the log, or at ``starts_at``. Records that were read but not decided are read
@@ -180,7 +180,8 @@ class KafkaSource:
             self._next[str(message.topic()), int(message.partition() or 0)] = int(message.offset() or 0) + 1
         if messages or time.monotonic() - self._looked_s > LOOK_INTERVAL_S:
             before = len(self._next)
-            self._note(self._found(), "earliest")  # raises if the topics, and so the messages, are others
+            # Raises if a topic was created again. The messages may then be those of the new one.
+            self._note(self._found(), "earliest")
             if len(self._next) > before:
                 self._assign()
         return Read(_records(messages), self._position(), self._offsets()) if messages else None

@@ -135,7 +135,7 @@ class Column:
             holds = ("datetime", "timestamp") if type.tz else ("datetime",)
             return self.type in holds and digits is not None and digits <= (self.fraction or 0)
         if pa.types.is_decimal(type):
-            if self.type in _BITS:  # the server refuses out-of-range numbers
+            if self.type in _BITS:  # as many digits; the server refuses numbers out of range
                 return has_room(type, len(str(2**self._bits)), 0)
             return self.type == "decimal" and has_room(type, self.precision or 0, self.scale or 0)
         if pa.types.is_integer(type):  # the server refuses a negative number for an unsigned column

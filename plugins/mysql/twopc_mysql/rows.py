@@ -108,7 +108,7 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
 def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
     """Yield the checks for values that the server might change without a warning: a predicate that is true for fine
     values, and the reason for an error."""
-    if not column.is_nullable:  # a null might become the current time or the next number
+    if not column.is_nullable:  # a null might become the current time (TIMESTAMP), or the next number (AUTO_INCREMENT)
         yield lambda part: not part.null_count, "the column is NOT NULL, and the record has no value for it"
     if is_string(type):
         yield are_utf8, "it is text that is not UTF-8"

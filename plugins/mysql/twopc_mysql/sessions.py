@@ -57,7 +57,7 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
 
     Raises:
         pymysql.OperationalError: the connection can't be made.
-        ConfigurationError: an argument, or a line of an option file, can't be.
+        ConfigurationError: PyMySQL rejects an argument, or a line of the option file.
     """
     wait_s = {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
     defaults = {"connect_timeout": 10, "charset": "utf8mb4", "program_name": "twopc"}

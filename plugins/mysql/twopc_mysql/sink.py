@@ -294,8 +294,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         return prepared(connection)
 
     def _left(self, connection: Connection) -> list[str]:
-        """Includes transactions of which the server has ended only the name, since a crash may bring them back, and
-        those that a session is about to prepare."""
+        """Return the names of prepared transactions. They include those of which the server has ended only the name,
+        since a crash may bring them back, and those that a session is about to prepare."""
         return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
 
 

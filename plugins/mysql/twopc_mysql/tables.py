@@ -227,7 +227,7 @@ def _require_unchanged(connection: Connection, names: Sequence[str]) -> None:
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Return whether the server is a replica or otherwise read-only. Newer servers return a word instead of a
+    """Return whether the server is set to read-only, as replicas usually are. Newer servers return a word instead of a
     number."""
     [(is_read_only,)] = ask(connection, "SELECT @@global.read_only")
     return f"{is_read_only}" not in ("0", "OFF")

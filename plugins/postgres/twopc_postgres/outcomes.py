@@ -34,7 +34,7 @@ TEMPORARY: Mapping[str, str] = {
     "25P04": "the transaction took too long, and its session has ended",
     "55P03": "a lock was not obtained in time",
     # System errors and internal errors, by Appendix A of PostgreSQL's documentation. Others of their classes, such as
-    # damaged data and a missing library, are permanent.
+    # damaged data and a missing library, last until an operator repairs them.
     "58000": "system error, external to PostgreSQL",
     "58030": "I/O error, external to PostgreSQL",
     "XX000": "internal error, such as of a row or a definition that another session has just changed",

@@ -147,7 +147,7 @@ class Connection:
         return start, end
 
     def read(self, segment: str, token: str, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets. The segment must have them: a read beyond its end would wait."""
+        """Return the bytes between two offsets. The segment must have them: a read at its end would wait."""
         parts = []
         while start < end:
             wanted = struct.pack(">qi", start, min(_READ_BYTES, end - start))

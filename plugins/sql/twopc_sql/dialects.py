@@ -34,7 +34,7 @@ class Dialect:
         transaction: the statements that begin each database transaction, likewise.
         isolation: the isolation level; None if the database has only one.
         stage: the statements that create ``{table}`` (``{name}`` without its schema) from ``{select}``, with a key of
-            ``{columns}``. Atomic.
+            ``{columns}``. They create both the table and the key, or neither.
         at_once: the statement that makes deferred constraints immediate; empty if the database has none.
         faults: yields problems of a table that the database does not report by itself.
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null

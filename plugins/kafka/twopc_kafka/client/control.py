@@ -103,7 +103,7 @@ class Control:
         self.manager = Connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker reported it
-        self._silences: Counter[int | None] = Counter()  # broker (None: any) → calls since its last response
+        self._silences: Counter[int | None] = Counter()  # broker (None: any) → how often in a row it was silent
         self._knows_brokers = False
         self.is_refused = False
         """Whether a login was refused. kafka-python does not log in again after that, so no request can succeed."""

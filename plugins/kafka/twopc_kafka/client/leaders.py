@@ -133,7 +133,7 @@ class Leaders:
         return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
-        """Start looking up topics, so that ``topic_ids`` rarely has to wait. That looks up the topics still missing."""
+        """Start looking up topics, so that ``topic_ids`` rarely has to wait. It asks again for topics not yet found."""
         if topics:
             self._control.manager.call_soon(self._look_up, topics, since_s)
 

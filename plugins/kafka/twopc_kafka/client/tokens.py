@@ -48,8 +48,8 @@ RENEWAL_WAIT_S = 1.0
 
 RENEWED_AFTER = 0.8
 """The fraction of a token's lifetime after which it is renewed. kafka-python reauthenticates a connection after 0.85 to
-0.95 of the lifetime that the token had left at login (KIP-368), and librdkafka after 0.8 of it. By then there is a
-newer token."""
+0.95 of the lifetime that the token had left at login (KIP-368), and librdkafka after 0.8 of it. By then the token is
+due for renewal, so the connection gets a newer one."""
 
 
 @dataclass(frozen=True)
