@@ -278,8 +278,8 @@ class TableLog:
         return snapshot.view
 
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
-        """Upholds: no batch follows a gap. Unless someone interferes, a mark only grows and entries are never
-        replaced."""
+        """Raise LogMismatch if the table has lost the batch of its newest receipt. Upholds: no batch follows a gap.
+        Without interference, a mark only grows and entries are never replaced."""
         place = self._receipts.place
         with outcomes.looking(self._storage, what, is_decided=False):
             try:
@@ -370,8 +370,8 @@ class TableLog:
         return False
 
     def _require_entry_of(self, sealed: Sealed, found: str, what: str) -> None:
-        """Upholds: a batch counts as committed only in the log for which it was sealed. CREATE OR REPLACE keeps the log
-        but changes the table's id."""
+        """Raise OutcomeUnknown if the log has another entry than the batch's. Upholds: a batch counts as committed only
+        in the log for which it was sealed. CREATE OR REPLACE keeps the log but changes the table's id."""
         with self._asking():
             data = self._files.entry(sealed.version)
         if data is None or sealed.entry is None:
@@ -388,8 +388,8 @@ class TableLog:
         return outcomes.looking(self._storage, f"the log of {self._name}", is_decided=True)
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
-        """Upholds: a batch goes only into the table for which it was decided, and only once. Unless someone interferes,
-        a mark only grows."""
+        """Check that the table is the sealed one and lost no batch. Upholds: a batch goes only into the table for which
+        it was decided, and only once. Without interference, a mark only grows."""
         if sealed.table != snapshot.view.id:
             raise outcomes.another_table(what, sealed.table, snapshot.view.id)
         if snapshot.newest < sealed.follows:

@@ -112,8 +112,8 @@ class LogFiles:
         self._on_disk.sync(_LOG)
 
     def withdraw(self, version: int, data: bytes) -> None:
-        """Remove an entry that was just put and has no predecessor, unless a checkpoint covers the entries before
-        it."""
+        """Remove the entry ``data`` of ``version`` if it has no predecessor and no checkpoint covers the entries before
+        it. Another entry of that version stays."""
         names = self._names()
         if _entry_name(version - 1) in names or max(map(_of_checkpoint, names), default=-1) >= version - 1:
             return

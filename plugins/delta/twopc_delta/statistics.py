@@ -44,7 +44,7 @@ class FloatBounds:
     is_unbounded: bool = False
 
     def add(self, values: pa.Array) -> None:
-        """Extend the bounds by ``values``."""
+        """Extend the bounds to cover ``values``."""
         self.nulls += values.null_count
         if pc.any(pc.is_nan(values)).as_py():
             self.is_unbounded = True

@@ -228,8 +228,8 @@ class Storage:
         return {name.removeprefix(f"{self.path}/"): int(info["size"]) for name, info in found.items()}
 
     def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
-        """Return the result of ``call`` for each of ``work``. For a store, up to ``_REQUESTS_AT_ONCE`` calls run
-        concurrently."""
+        """Return the result of ``call`` for each element of ``work``. On a remote store, up to ``_REQUESTS_AT_ONCE``
+        calls run concurrently."""
         return call_at_once(call, work, 1 if self.is_local else _REQUESTS_AT_ONCE)
 
     def remove(self, path: str) -> None:

@@ -49,7 +49,7 @@ prove that the fsync never began."""
 
 
 def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | None) -> bool:
-    """Return whether a decided file must be published, or already is.
+    """Return whether a decided file must still be published; False if it already is.
 
     Args:
         seen: what the store reports.
@@ -60,7 +60,7 @@ def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | 
     Raises:
         TransactionLost: neither the pending file nor the target exists.
         OperatorRequired: a foreign file has the target's name.
-        OutcomeUnknown: the file has another length.
+        OutcomeUnknown: the file's length differs from the pre-committed one.
     """
     here = seen.pending_bytes if seen.target_bytes is None else seen.target_bytes
     if here is None:

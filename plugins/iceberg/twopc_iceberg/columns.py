@@ -79,8 +79,8 @@ KEPT: Mapping[type[IcebergType], Kept] = {
     FixedType: Kept((), "BINARY", "fixed_size_binary of that length; in a top-level column also binary, large_binary"),
     UUIDType: Kept((pa.uuid(), pa.binary(16)), "STRING", "in a top-level column also string, large_string"),
 }
-"""The type of a column → the Arrow types that fit. ``list``, ``map`` and ``struct`` take their Arrow counterparts if
-the parts fit. A dictionary counts as its values."""
+"""The type of a column → the Arrow types that fit. ``list``, ``map`` and ``struct`` accept their Arrow counterparts
+if the nested types fit. A dictionary-encoded column is checked by its value type."""
 
 
 def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:

@@ -5,8 +5,8 @@ batch never deletes its own records. Rows that a compaction has moved are still 
 the number of the snapshot that they were read from. A commit reads none of the table's rows, so a decided batch can be
 committed whatever other writers have done to them.
 
-The files belong to a partition spec without fields: by the specification, only such deletes apply to all partitions. A
-table that was created with partitions has no such spec. The first batch adds one before its decision
+The files belong to an unpartitioned spec: by the specification, only such deletes apply to all partitions. A table that
+was created with partitions has no such spec. The first batch adds one before its decision
 (``require_spec``), without changing the table's default spec.
 """
 
@@ -104,7 +104,7 @@ class Deletes:
     Attributes:
         schema: the columns of the key, in the key's order.
         file_schema: the same, with column names that every reader accepts.
-        spec: the partition spec without fields.
+        spec: the unpartitioned spec.
     """
 
     schema: Schema

@@ -46,7 +46,7 @@ class Layout:
 
     @classmethod
     def from_manifest(cls, schema: str, spec_id: int, fields: str) -> Layout:
-        """Parse the schema and the partition fields that a manifest's header has as JSON."""
+        """Parse the schema and the partition fields, which a manifest's header stores as JSON."""
         spec = PartitionSpec(*map(PartitionField.model_validate, json.loads(fields)), spec_id=spec_id)
         return cls.of(Schema.model_validate_json(schema), spec)
 

@@ -362,7 +362,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
-        """Try to make the batch visible in all tables in one request. Each ``commit_batch`` finds out what that did."""
+        """Try to make the batch visible in all tables in one request. Each sink's ``commit_batch`` then checks whether
+        it is."""
         commit_parts([functools.partial(sink._part, batch_id, of_sink) for sink, of_sink in due.items()])  # noqa: SLF001  # of this class
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:

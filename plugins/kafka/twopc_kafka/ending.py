@@ -36,8 +36,8 @@ STUCK_S = 40.0
 slow looks like that, too, until it goes on without them after ``replica.lag.time.max.ms``, 30 s by default."""
 
 LONGEST_GAP_S = 10.0
-"""The longest gap between two looks that see a transaction stuck. After a longer one, ``STUCK_S`` starts again: the
-coordinator may have been paused in between."""
+"""The longest gap between two checks that find a transaction stuck. After a longer one, ``STUCK_S`` starts again: this
+process may have been paused in between."""
 
 ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that,

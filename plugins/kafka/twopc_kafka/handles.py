@@ -45,13 +45,13 @@ def has_timeout(committable: Committable) -> bool:
 
 
 def topic_ids_of(committable: Committable) -> dict[str, str]:
-    """Return topic → Kafka topic id for the topics that the transaction wrote to, as far as the ids are known."""
+    """Return the known ids of the topics that the transaction wrote to, by topic name."""
     known = committable.handle.get("topic_ids")
     return {topic: str(id) for topic, id in known.items()} if isinstance(known, dict) else {}
 
 
 def partitions_of(committables: Iterable[Committable]) -> dict[str, Collection[int]]:
-    """Return topic → all partitions that the transactions wrote to.
+    """Return all partitions that the transactions wrote to, by topic.
 
     Raises:
         OutcomeUnknown: the record of a transaction has no partitions.

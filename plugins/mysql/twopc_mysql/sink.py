@@ -207,7 +207,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         return CheckResult.warning(check, lost, "set each to 1")
 
     def _try(self, names: Sequence[str], has_markers: bool) -> None:
-        """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""
+        """Begin a transaction, insert no rows, prepare it if the marker table exists, and roll it back. Raises the same
+        errors as a task's calls."""
         with self._trial() as transaction:
             with self._writing(transaction.id):
                 self._table.try_insert(transaction.connection, names)

@@ -27,7 +27,7 @@ def prepared(connection: Connection, scope: str, *, by_others: bool = False) -> 
 
 
 def all_prepared(connection: Connection) -> dict[str, float]:
-    """Return the names of all transactions prepared on the server → how many seconds ago they were prepared."""
+    """Return the age in seconds of every transaction prepared on the server, by name."""
     return {name: float(age_s) for name, age_s in connection.ask(_PREPARED)}
 
 

@@ -110,8 +110,8 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         return super().write_valid(transaction, batch)
 
     def _try_change(self, transaction: PostgresTransaction, batch: pa.RecordBatch, change: Change) -> None:
-        """Also apply the records or keys from the upsert table to the table, since only the table has the rules to
-        try."""
+        """Also apply the records or keys from the upsert table to the table, and undo that: the upsert table lacks the
+        constraints that may refuse them."""
         ordinal, deletes = transaction.ordinal, transaction.deletes
         super()._try_change(transaction, batch, change)
         if transaction.upsert_table is None:

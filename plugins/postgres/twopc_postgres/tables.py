@@ -151,8 +151,8 @@ class Table(MarkedTable[Connection]):
         return has_policies, rules, triggers
 
     def unlogged(self, connection: Connection) -> str | None:
-        """Return the name of an UNLOGGED table among the table and its partitions; None if there is none. PostgreSQL
-        empties an UNLOGGED table after a crash."""
+        """Return the name of the table or of one of its partitions that is UNLOGGED, or None. PostgreSQL empties
+        UNLOGGED tables after a crash."""
         return next((name for (name,) in self._of_catalog(connection, _UNLOGGED)), None)
 
     def unique_indexes(self, connection: Connection) -> list[UniqueIndex]:

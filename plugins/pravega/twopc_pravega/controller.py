@@ -170,11 +170,12 @@ class Controller:
         return Begun(Txn(stream, uuid.UUID(int=bits)), _segments(answer.activeSegments), answer.delegationToken)
 
     def commit(self, txn: Txn) -> bool:
-        """Ask for a commit. Return whether the controller grants it, now or earlier. It may take effect later."""
+        """Ask the controller to commit. Return whether it accepted this request or an earlier one. The commit may take
+        effect later."""
         return bool(self._call("commitTransaction", _request(txn)).status == 0)
 
     def abort(self, txn: Txn) -> bool:
-        """Ask for a rollback. Return whether the controller grants it, now or earlier."""
+        """Ask the controller to roll back. Return whether it accepted this request or an earlier one."""
         return bool(self._call("abortTransaction", _request(txn)).status == 0)
 
     def ping(self, txn: Txn, lease_ms: int) -> Ping:

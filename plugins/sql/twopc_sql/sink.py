@@ -203,9 +203,9 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._require_last_batch()
 
     def _require_last_batch(self) -> None:
-        """Upholds: no batch follows a lost one, for example after the database was restored while the query was
-        stopped. A database without a mark may not be the one of the log's batches: the log knows only the sink's name.
-        """
+        """Raise an error if the database lacks the last committed batch. Upholds: no batch follows a lost one, for
+        example after the database was restored while the query was stopped. A database without a mark may not be the
+        one of the log's batches: the log knows only the sink's name."""
         last = self.last_committed_batch_id
         mark = None if last is None else self._mark()
         if last is not None and mark is not None and mark < last:

@@ -255,8 +255,8 @@ def producers(partitions: Partitions) -> DescribeProducersRequest:
 
 
 def marker(transaction: OpenInPartition, commit: bool) -> WriteTxnMarkersRequest:
-    """Write the marker that ends a transaction in one partition. The marker has the epoch after the transaction's, so
-    it can't end a later transaction."""
+    """Write the marker that ends a transaction in one partition. The marker carries the transaction's epoch plus one,
+    so it can't end a later transaction."""
     of_transaction = WriteTxnMarkersRequest.WritableTxnMarker
     topic = of_transaction.WritableTxnMarkerTopic(name=transaction.topic, partition_indexes=[transaction.partition])
     return WriteTxnMarkersRequest(
