@@ -128,7 +128,7 @@ ReadId = NamedTuple("ReadId", [("slot", int)])  # the id of an entry; None if it
 Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # creates the entry, or raises FileExistsError
 DeleteSlot = NamedTuple("DeleteSlot", [("slot", int)])
 RequireCurrent = NamedTuple("RequireCurrent", [])  # raises if another server has taken the log's place
-Settle = NamedTuple("Settle", [("look", "Look")])  # the steps' result; repeated while others change the log
+UntilStable = NamedTuple("UntilStable", [("look", "Look")])  # the steps' result; repeated while others change the log
 
 Noted = NamedTuple("Noted", [("tail", "Entry")])  # the failure noted after that entry, or None. Raises nothing.
 Note = NamedTuple("Note", [("tail", "Entry"), ("repetition", "Repetition")])  # for the next start. Raises nothing.

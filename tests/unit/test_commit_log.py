@@ -549,7 +549,7 @@ def test_a_log_that_was_removed_and_begun_again_keeps_no_entry_of_the_driver_bef
 def test_a_store_that_does_not_read_what_it_lists_or_list_what_it_has_is_reported_by_and_by(
     operation: str, answer: Any, memory: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_log, "SETTLES_WITHIN_S", 0.05)
+    monkeypatch.setattr(commit_log, "STABLE_WITHIN_S", 0.05)
     CommitLog.open(memory, "query")
     with monkeypatch.context() as late:
         late.setattr(memory, operation, answer)

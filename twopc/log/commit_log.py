@@ -18,7 +18,7 @@ from twopc.log.store import LogStore, ReplicatedLogStore
 
 ResultT = TypeVar("ResultT")
 
-SETTLES_WITHIN_S = 120.0
+STABLE_WITHIN_S = 120.0
 """How long a store's listing may contradict its reads and creates. By default, NFS lists a removed file for up to 60 s
 (``acdirmax``)."""
 
@@ -50,8 +50,8 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
             return store.delete(slot)
         case effects.RequireCurrent():
             return store.require_current() if isinstance(store, ReplicatedLogStore) else None
-        case effects.Settle(look):
-            return _settled(store, lambda: on_store(store, look()))
+        case effects.UntilStable(look):
+            return _until_stable(store, lambda: on_store(store, look()))
         case effects.Noted(tail):
             return notices.noted(store, tail)
         case effects.Note(tail, repetition):
@@ -61,17 +61,17 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
     raise AssertionError(f"no effect of a log: {effect!r}")
 
 
-def _settled(store: LogStore, look: Callable[[], ResultT]) -> ResultT:
-    """Repeat ``look`` while it raises ``Changed``. Raises Retriable after ``SETTLES_WITHIN_S``."""
+def _until_stable(store: LogStore, look: Callable[[], ResultT]) -> ResultT:
+    """Repeat ``look`` while it raises ``Changed``. Raises Retriable after ``STABLE_WITHIN_S``."""
     began_s, wait_s = time.monotonic(), 0.001
     while True:
         try:
             return look()
         except Changed:
-            if time.monotonic() - began_s >= SETTLES_WITHIN_S:
+            if time.monotonic() - began_s >= STABLE_WITHIN_S:
                 raise Retriable(
                     f"the commit log at {store.url} lists other entries than it reads or lets this process create, for"
-                    f" {SETTLES_WITHIN_S:g} s. Was something else than twopc removing or creating files there? On NFS"
+                    f" {STABLE_WITHIN_S:g} s. Was something else than twopc removing or creating files there? On NFS"
                     " or SMB, mount it with actimeo=0; then start again"
                 ) from None
         time.sleep(wait_s)

@@ -20,9 +20,9 @@ from twopc.effects import (
     ReadSlot,
     Repeat,
     RequireCurrent,
-    Settle,
     Slots,
     Steps,
+    UntilStable,
 )
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.entries import Entry, opened, renamed
@@ -46,7 +46,7 @@ def where(url: str, slot: int) -> str:
 
 def read_tail() -> Steps[tuple[int, Entry] | None]:
     """Return the newest slot and its entry, or None if the log is empty."""
-    newest: tuple[int, Entry] | None = yield Settle(_newest)
+    newest: tuple[int, Entry] | None = yield UntilStable(_newest)
     return newest
 
 
@@ -83,7 +83,7 @@ def read_decision(batch_id: int) -> Steps[Entry | None]:
 
 def open_log(url: str, owner: str, sinks: Mapping[str, str] | None) -> Steps[LogView]:
     """Start a new incarnation, which fences every older one."""
-    opened_log: LogView = yield Settle(lambda: _opened(url, owner, sinks))
+    opened_log: LogView = yield UntilStable(lambda: _opened(url, owner, sinks))
     return opened_log
 
 

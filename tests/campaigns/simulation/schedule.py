@@ -126,9 +126,9 @@ def _until_answered(
             _CLOCK.sleep(0)
 
 
-def _settled(_store: object, look: Callable[[], ResultT]) -> ResultT:
-    """Replaces ``_settled``, which waits by the real clock. The simulated stores never contradict themselves, so a look
-    that another process disturbed is repeated at once."""
+def _until_stable(_store: object, look: Callable[[], ResultT]) -> ResultT:
+    """Replaces ``_until_stable``, which waits by the real clock. The simulated stores never contradict themselves, so a
+    look that another process disturbed is repeated at once."""
     while True:
         with contextlib.suppress(steps.Changed):
             return look()
@@ -180,7 +180,7 @@ def simulated() -> Iterator[None]:
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
         (commit_log, "parse_id", lambda data, _where: parse_once(data).entry_id),
-        (commit_log, "_settled", _settled),
+        (commit_log, "_until_stable", _until_stable),
         (steps, "ENTRIES_KEPT", steps.ENTRIES_KEPT),
         (leases, "json", _JSON),
         (leases, "_to_json", orjson.dumps),
