@@ -109,7 +109,7 @@ class Coordinator:
 
     @property
     def opening(self) -> Opening:
-        """How long ``recover`` took, for the ``run`` of a coordinator in another process."""
+        """The metrics of ``recover``, for the ``run`` of a coordinator in another process."""
         return self._performer.metrics.opening
 
     @property

@@ -134,7 +134,8 @@ def in_shares(
 def find_rows(
     keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
 ) -> Iterator[tuple[FileT, array[int]]]:
-    """Yield each file that has rows with one of the keys, and the positions of these rows. Keys contain no nulls.
+    """Yield the positions of the rows that have one of ``keys``, with their file. A file may come several times, once
+    per part. ``keys`` contain no nulls.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as candidate keys, which makes
     the time per row nearly independent of the number of keys. Parts with many bytes are searched earlier: together, all

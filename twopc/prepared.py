@@ -333,7 +333,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _require_last_batch(self, connection: ConnectionT) -> None:
         """Upholds: no batch follows a lost one, for example after the database was restored while the query was down.
 
-        If there is no marker at all, the database may be a new one: the log knows only the sink's name. The newest
+        If there is no marker at all, this may be another database: the log knows only the sink's name. The newest
         batch keeps its markers.
         """
         scope, last = self.transactional_ids.scope, self.last_committed_batch_id
