@@ -183,8 +183,8 @@ def not_whole(column: str, table: str) -> SchemaMismatch:
 
 
 def require_keys(records: pa.RecordBatch, key: Collection[str]) -> None:
-    """Check that each record has a value in every column of its ``key``. Nulls are never equal in a database, so a
-    record with a null key would replace nothing. Raises RecordRefused for a record with a null."""
+    """Check that each record has a value in every column of its ``key``. Where no two nulls are equal, a record with a
+    null key would replace nothing. Raises RecordRefused for a record with a null."""
     for name in key:
         require(
             records.column(name),

@@ -112,8 +112,8 @@ class Wave:
 
 
 def commit_calls(batch_id: int, due: Due) -> list[CommitCall]:
-    """Return the calls that commit ``due``, in the order of the sinks. The first call of a group commits its sinks
-    together, before their own commits."""
+    """Return the calls that commit ``due``, in the order of the sinks. The first call of a group commits all its
+    sinks that have transactions together, before their own commits."""
     together = dict[str, _Once]()
     for group in _groups(due):
         once = _Once(batch_id, group)

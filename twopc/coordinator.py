@@ -109,7 +109,7 @@ class Coordinator:
 
     @property
     def opening(self) -> Opening:
-        """How long ``recover`` took, for the ``run`` of a coordinator in another process."""
+        """The metrics of ``recover``, for the ``run`` of a coordinator in another process."""
         return self._performer.metrics.opening
 
     @property
@@ -309,7 +309,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def failures_counted(self) -> Iterator[None]:
-        """Count an error of the block, such as of a source or a plan, like a failed batch. For use between batches.
+        """Count an error of the block, for example of a source or a plan, like a failed batch. For use between batches.
 
         Within a batch it does nothing, because the batch counts its own failures.
 

@@ -1,6 +1,6 @@
 """Names of datasets in lineage catalogs, for what sinks write to.
 
-They follow OpenLineage's naming conventions (``spec/Naming.md``) in the way of its own integrations, so that catalogs
+They follow OpenLineage's naming conventions (``spec/Naming.md``) like its own integrations, so that catalogs
 connect a sink's output to the jobs that read it.
 """
 

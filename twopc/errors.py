@@ -99,28 +99,28 @@ class TwoPhaseCommitError(Exception):
 
 
 class Retriable(TwoPhaseCommitError):
-    """The target system could not answer now, such as while a broker restarts.
+    """The target system could not answer now, for example because a broker restarts.
 
-    Repeat the same call: that is safe, and it may succeed later. The coordinator does so by itself.
+    Repeat the same call: that is safe, and it may succeed later. The coordinator does this itself.
     """
 
 
 class RoundAborted(TwoPhaseCommitError):
     """The round failed before its decision and was rolled back. Nothing of it is visible.
 
-    Run the batch again. A restarted query does so by itself. Look at the cause if it fails again.
+    Run the batch again. A restarted query does this itself. Look at the cause if it fails again.
     """
 
 
 class InDoubt(TwoPhaseCommitError):
-    """An append to the commit log failed, and whether its entry was written is not known here.
+    """An append to the commit log failed, and it is unknown whether its entry was written.
 
     Start again: recovery reads from the log whether the batch is decided. Nothing is lost or written twice.
     """
 
 
 class Fenced(TwoPhaseCommitError):
-    """A newer coordinator has opened the log. This one can decide nothing any more.
+    """A newer coordinator has opened the log. This one can no longer decide anything.
 
     Stop this driver; the newer one goes on. Make sure that only one driver runs the query.
     """
@@ -156,7 +156,7 @@ class SchemaMismatch(Refused):
 
 
 class RecordRefused(Refused):
-    """A sink can't write a record as it is, or not to its destination, however often it is tried.
+    """A sink can never write a record as it is, or never to its destination.
 
     Filter or correct the record in the query, and start again. The attributes locate it; the message shows no value of
     it.
@@ -233,7 +233,7 @@ class PoolExhausted(Refused):
 
 
 class OperatorRequired(TwoPhaseCommitError):
-    """The query can't go on by itself, such as where that could lose or double records.
+    """The query can't continue by itself, for example because that could lose or duplicate records.
 
     Follow the message. The query stays stopped until an operator has acted.
     """
@@ -241,9 +241,10 @@ class OperatorRequired(TwoPhaseCommitError):
 
 class RepeatedFailure(OperatorRequired):
     """The same failure came at three starts of the query, or for more than two minutes in one, without a decided batch
-    in between. One that usually passes, such as the loss of a process, came in sixty minutes.
+    in between. A failure that usually passes, such as the loss of a process, came in sixty different minutes.
 
-    Eight different failures count, too. Correct the cause that the message quotes, and start the query again.
+    Eight starts that failed in different ways count, too. Correct the cause that the message quotes, and start the
+    query again.
     """
 
 

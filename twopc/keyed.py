@@ -33,7 +33,7 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
     transaction nor between transactions.
 
     Batches are committed in order. A commit may be repeated after a crash, or by an older coordinator that wakes up,
-    even after a later batch. A repeated commit must change nothing.
+    even after a later batch. A commit that is repeated after it has succeeded must change nothing.
 
     If the sink ``may_time_out``, its ``write`` treats a record as a delete if all columns but the key are null. Replay
     copies store deletes in this form.
@@ -76,7 +76,7 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
     def delete_valid(self, transaction: TransactionT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         """Delete the keys that the sink accepts, and yield a refusal for each of the others, with its position in
-        ``keys``. Called instead of ``delete`` if the query has an output for bad records. The default works like that
+        ``keys``. Called instead of ``delete`` if the query has a sink for bad records. The default works like that
         of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
 
         Raises:
@@ -134,7 +134,8 @@ def in_shares(
 def find_rows(
     keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
 ) -> Iterator[tuple[FileT, array[int]]]:
-    """Yield each file that has rows with one of the keys, and the positions of these rows. Keys contain no nulls.
+    """Yield the positions of the rows that have one of ``keys``, with their file. A file may come several times, once
+    per part. ``keys`` contain no nulls.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as candidate keys, which makes
     the time per row nearly independent of the number of keys. Parts with many bytes are searched earlier: together, all
@@ -198,7 +199,7 @@ def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """An index that refuses duplicate rows, such as a primary key."""
+    """An index that refuses rows because of others: a primary key, a unique index or an exclusion constraint."""
 
     name: str
     # Its columns; None for an expression or a prefix, and for every column of an index with a condition.

@@ -28,7 +28,7 @@ KEPT_BYTES = 128 * 1024 * 1024
 """How many bytes of already written records the encoders of the open files may keep together."""
 
 COLUMN_BYTES = 700
-"""The memory of a column of a record batch beside its values, measured with pyarrow 26."""
+"""The memory that a column of a record batch takes in addition to its values, measured with pyarrow 26."""
 
 
 def memory_bytes(batch: pa.RecordBatch) -> int:

@@ -63,7 +63,7 @@ class Participant:
         self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> Sequence[RecordRefused]:
-        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction: an empty one could not commit.
+        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, as that could not commit.
 
         Args:
             sink: the sink's name.

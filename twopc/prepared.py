@@ -136,7 +136,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     # Subclasses set these.
     _options_type: ClassVar[Any]  # parses the options; their ``str`` names the table and its server, for messages
     _table_type: ClassVar[Any]  # makes a ``MarkedTable`` from the options
-    _connections: ClassVar[str]  # the option with the server's address, for ``_session`` and ``_release``
+    _connections: ClassVar[str]  # the option with the connection's parameters, for ``_session``, ``_release``
     _session: ClassVar[Any]  # lends a connection of the coordinator, in autocommit mode
     _release: ClassVar[Any]  # closes idle connections
     _error: ClassVar[type[Exception]]  # what the database's client raises
@@ -333,7 +333,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _require_last_batch(self, connection: ConnectionT) -> None:
         """Upholds: no batch follows a lost one, for example after the database was restored while the query was down.
 
-        If there is no marker at all, the database may be a new one: the log knows only the sink's name. The newest
+        If there is no marker at all, this may be another database: the log knows only the sink's name. The newest
         batch keeps its markers.
         """
         scope, last = self.transactional_ids.scope, self.last_committed_batch_id
@@ -354,7 +354,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         )
 
     def _check_prepared(self, names: Collection[str], held: str, listed_by: str) -> CheckResult:
-        """Return the check of the server's prepared transactions. ``held``: what they hold meanwhile."""
+        """Return the check of the server's prepared transactions. ``held``: what they hold meanwhile, as a clause."""
         check, own = "prepared transactions", sum(map(self.transactional_ids.owns_exact, names))
         if not names:
             return CheckResult.passed(check, "none")

@@ -3,8 +3,8 @@
 Each function is a generator that yields effects (``effects``) and is sent their answers. ``performer`` performs them on
 real sinks and a real log. An effect's error is raised at its ``yield``. A batch, in the order of ``batch``:
 
-1. A batch that the log has already decided is not written again. It is recognized by what it reads, not by its number
-   alone.
+1. A batch that the log has already decided is not written again. It must read what the decided batch read: its number
+   alone does not identify it.
 2. Phase one: participants write and pre-commit. Any failure rolls the round back.
 3. Every sink seals its transactions, or vetoes.
 4. The decision: one append to the log. Before it nothing is visible; after it everything becomes visible.
@@ -344,5 +344,5 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
 
 
 def abandon(life: Life, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Steps[None]:
-    """Write into the log that an operator gives up decided transactions."""
+    """Record in the log that an operator gives up decided transactions."""
     yield from steps.append(life.log, abandoned(life.tail, batch_id, given_up, by))

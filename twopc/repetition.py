@@ -78,7 +78,7 @@ def explained_when_closed(
 
 
 def _is_of_another(tail: Entry, life: Life | None) -> bool:
-    """Return whether ``tail`` is of a newer coordinator, which counts its own failures."""
+    """Return whether a newer coordinator continues from ``tail``. If so, it counts its own failures."""
     if life is None or tail.kind == "close":
         return False
     return (tail.log_id, tail.incarnation) != (life.tail.log_id, life.tail.incarnation)
@@ -88,8 +88,9 @@ def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> 
     """Count an error, and return the error to raise. Upholds: no failure is repeated forever without an operator being
     notified. ``tail``: the newest entry of the log. ``start`` identifies the coordinator.
 
-    An outage is only logged, because it ends without an operator. Any other failure ends the query, even one that is
-    known to pass: a task that runs out of memory fails each time.
+    At the limit, an outage is logged as an error, and its error is returned unchanged: its end needs no operator. For
+    any other failure ``RepeatedFailure`` is returned, even if the failure is known to pass: a task that runs out of
+    memory may fail each time.
     """
     if (failure := identity(error)) is None:
         return error

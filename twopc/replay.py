@@ -45,8 +45,8 @@ class ReplayCopies:
 
     Attributes:
         url: the folder.
-        storage_options: options of fsspec's client, such as ``endpoint_url``. Put credentials in fsspec's configuration
-            where the participants run.
+        storage_options: options of fsspec's client, such as ``endpoint_url``. Other options come from fsspec's
+            configuration where the participants run. Put credentials there.
     """
 
     url: str

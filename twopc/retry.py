@@ -20,7 +20,7 @@ FIRST_LINE_S = 1.0
 """Shorter waits are not logged."""
 
 LINES_APART_S = 60.0
-"""The longest time between two log lines of one wait. Up to that, each line comes at twice the wait of the last."""
+"""The longest time between two log lines of one wait. Before that, each line comes after twice the wait of the last."""
 
 
 ResultT = TypeVar("ResultT")

@@ -6,7 +6,7 @@ nothing. Only the coordinator decides, by one append to the commit log.
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
 ``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``. To write a lost transaction again, it also makes a
-participant's calls. ``check`` runs before the query starts, ``open_transactions`` in another process beside the query.
+participant's calls. ``check`` runs before the query starts, ``open_transactions`` in another process while it runs.
 A sink is pickled on its way to the participants. Connections and files can't be pickled, so keep them in a
 ``Transaction``, or open them where they are used.
 """
@@ -79,7 +79,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Write the records that the sink accepts, and yield a refusal for each of the others, with its position in
         ``batch``.
 
-        Called instead of ``write`` if the query has an output for bad records. The default refuses the whole batch, as
+        Called instead of ``write`` if the query has a sink for bad records. The default refuses the whole batch, as
         ``write`` does, unless the sink ``refuses_before_writing``.
 
         Raises:

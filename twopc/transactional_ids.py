@@ -24,7 +24,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Round:
-    """One attempt at one batch.
+    """One attempt at one batch. It is a pair of numbers, never their sum: two drivers could share that.
 
     Attributes:
         replay: the number of the computation of a decided batch in which its participants write; 0 before the decision.

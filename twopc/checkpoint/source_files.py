@@ -91,8 +91,8 @@ def kept_files(reads: Reads) -> dict[str, dict[str, JsonValue]]:
 
 
 def content(folder: Reader, path: str) -> JsonValue:
-    """Return what the log keeps of a file: its lines, or a digest if they are long; None if there is no such file. Only
-    the lines of its own number are kept of a compact file."""
+    """Return what the log keeps of a file: its lines, or a digest if they are long; None if there is no such file.
+    For a compact file, it keeps only the lines of the file's own number."""
     size = folder.size(path)
     if size is None:
         return None

@@ -145,8 +145,8 @@ def opened(
     """Return the entry with which a coordinator of query ``owner`` starts after ``tail``. ``sinks``: sink name →
     prefix; None if the coordinator only maintains the log. ``noted``: the failure that the last start noted.
 
-    Raises LogMismatch: the log belongs to another owner, has a decided batch for a sink that is not among ``sinks``, or
-    has another prefix for a sink.
+    Raises LogMismatch: the log belongs to another owner, has a batch that is decided but not yet committed to a sink
+    missing from ``sinks``, or has another prefix for a sink.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -203,7 +203,7 @@ def amended(tail: Entry, decision: Decision) -> Entry:
 
 def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
     """Return the entry that removes transactions from an unresolved decision, and records who gave them up. Raises
-    LogMismatch: the decision of ``batch_id`` is not unresolved, or does not name one of the transactions."""
+    LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of the transactions."""
     unresolved = {decision.batch_id: decision for decision in tail.unresolved}
     if batch_id not in unresolved:
         raise LogMismatch(

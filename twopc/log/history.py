@@ -17,7 +17,8 @@ from twopc.log.store import LogStore, store_of
 from twopc.stores.errors import TEMPORARY
 
 ATTEMPTS = 5
-"""How often the log is read. A running driver may append and prune between the listing and the reads."""
+"""How often a reading is tried at most. It fails if a running driver appends and prunes between the listing and the
+reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Instrument:
     kind: Kind  # how its values combine
     prometheus: str  # its name in Prometheus, without ``twopc_``
     opentelemetry: str  # its name in OpenTelemetry, without ``twopc.``
-    unit: str  # as in OpenTelemetry, by the UCUM
+    unit: str  # in UCUM's code, as OpenTelemetry writes units
     meaning: str  # a sentence
     labels: tuple[str, ...]  # the names of its labels
 

@@ -144,7 +144,7 @@ class OpenLineageObserver:
 
     @property
     def dropped(self) -> int:
-        """The number of batches that were dropped before they were sent."""
+        """The number of batches that were not sent and no longer wait."""
         return self._outbox.dropped
 
     @hookimpl

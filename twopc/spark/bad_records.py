@@ -133,7 +133,7 @@ def _plain_leaf(value: pa.Scalar) -> str | int | float:
         given = value.as_py()
     except UnicodeDecodeError:  # Spark casts any bytes to a string
         return str(value.as_buffer().to_pybytes(), errors="backslashreplace")
-    except (ValueError, OverflowError):  # Python's dates end at the year 9999
+    except (ValueError, OverflowError):  # Python's times are in the years 1 to 9999
         return str(value.cast(pa.string()))
     if isinstance(given, bytes):
         return base64.b64encode(given).decode()

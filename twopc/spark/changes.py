@@ -23,8 +23,8 @@ from twopc.spark import java
 from twopc.spark.records import quoted
 
 _KEY, _ORDER, _TAKEN, _APART = "twopc key ", "twopc order ", "twopc taken ", "twopc apart "
-"""Prefixes of an output's helper columns; the sink's name follows. ``_APART`` spreads the rows that the output does not
-take over the tasks."""
+"""Prefixes of an output's helper columns; the sink's name follows. ``_APART`` distributes the rows
+that the output does not take among the tasks."""
 
 CHANGE = "twopc change "
 """The prefix of the column with a row's ``Change`` in an output; the sink's name follows. The column is null where the

@@ -274,7 +274,7 @@ def _in_postgres(source: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the later of two positions, the change's own and the end of the transaction committed before it; then the
     change's own.
 
-    Transactions are sent in commit order, so the positions of their changes alone are not increasing. But every change
+    Transactions are sent in commit order, so positions may decrease from one change to the next. But every change
     lies before the end of its transaction, and the changes of the next transaction are ordered from that end on. A
     snapshot's row and the first transaction of a new slot have no earlier commit; their own position fits the same
     order. One case remains: a change made before a snapshot's position and committed after it loses to the snapshot's

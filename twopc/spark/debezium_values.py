@@ -103,7 +103,7 @@ def _float(given: Given) -> float:
         kept = struct.unpack("f", struct.pack("f", number))[0] if is_single else number
     except OverflowError:
         raise rounds from None
-    # The shortest text of a 32-bit number, such as 0.1, is not its exact value. Only the schema shows that it is one.
+    # The shortest text of a 32-bit number, such as 0.1, is not its exact value. Only the schema shows the size.
     is_short = given.type == "float" and isinstance(value, Number)
     if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
         raise rounds

@@ -1,7 +1,7 @@
 """How a driver ends: its exit code lets a supervisor restart it, or leave it stopped for an operator.
 
 PySpark passes on only the text of the error that ended a query, including the tracebacks of Python processes. The text
-of every twopc error ends with a link to the description of its class, by which the class is recognized here. The class
+of every twopc error ends with the command that describes its class, by which the class is recognized here. The class
 of a backend's own error is therefore known as the core's class that it inherits from.
 """
 

@@ -85,7 +85,7 @@ class Turn:
         try:
             while not self._lock.acquire(blocking=False):
                 self._batch_waits = True
-                # Sleep in Java, where Spark's interrupt arrives: Spark's stop() would wait for a Python lock for ever.
+                # Sleep in Java, where Spark's interrupt arrives: Spark's stop() would wait for a Python lock forever.
                 java.jvm(context).java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))
         finally:
             self._batch_waits = False
@@ -225,7 +225,7 @@ def passing(text: str) -> type[Retriable | RoundAborted] | None:
         return RoundAborted
     in_python: list[str] = _RAISED.findall(text)  # empty for exception groups, whose lines are indented
     is_aborted = _ABORTED in ((in_python and in_python[-1].strip()) or text)
-    # Python's chain ends with the raised error, and Java's with the root cause. An aborted round counts as its own
+    # Python's chain ends with the raised error, and Java's with the root cause. An aborted round counts as its
     # cause. A Python error also brings a Java error, such as that the worker took no more input; that one is ignored.
     in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
     decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java

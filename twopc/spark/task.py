@@ -143,7 +143,7 @@ def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
 
 @functools.cache
 def spare_garbage_collection() -> None:
-    """Exempt everything that the process has loaded from garbage collection. Called at the end of a task; only the
+    """Exempt from garbage collection everything that the process has loaded. Called at the end of a task; only the
     first call of a process has an effect.
 
     PySpark collects garbage after each task (``manager`` in ``pyspark/daemon.py``). Traversing the modules of Arrow and

@@ -124,7 +124,7 @@ def split(url: str) -> tuple[str | None, str]:
 
 
 class HasOutput(Protocol):
-    """The part of a sink that matters here."""
+    """A sink, of which only the output folder is used here."""
 
     @property
     def output_folder(self) -> str | None: ...

@@ -223,7 +223,7 @@ class _WarmParent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, function: Callable[..., int], orders: Orders, *arguments: object) -> int:
-        """Call ``function(orders, *arguments)`` in the parent, after it has imported the sink's module."""
+        """Return ``function(orders, *arguments)``, called in the parent after it has imported the sink's module."""
         with self._lock:
             if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of the same name
                 self._end()

@@ -217,7 +217,7 @@ def values_of(type: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 def smallest(is_wrong: Callable[[Any], bool], type: pa.DataType) -> tuple[Any] | None:
-    """Return a small value for which ``is_wrong``, if Hypothesis finds one within ``MAKES_SMALLER_S``."""
+    """Return a small value for which ``is_wrong`` is true, if Hypothesis finds one within ``MAKES_SMALLER_S``."""
     found: list[Any] = []
     until = time.monotonic() + MAKES_SMALLER_S
 

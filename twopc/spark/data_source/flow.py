@@ -32,7 +32,7 @@ class Flow:
         folder, _, number = checkpoint.rpartition("/")
         above, _, quoted = folder.rpartition("/")
         name = unquote(quoted)  # Spark URL-encodes it
-        is_named = query_name == name or query_name.endswith(f".{name}")  # a table's name may have its database
+        is_named = query_name == name or query_name.endswith(f".{name}")  # for a table, the database precedes it
         if not (name and is_named and number.isdecimal() and _CHECKPOINTS in above.split("/")):
             return None
         return cls(name, folder, int(number))

@@ -73,7 +73,7 @@ class Incarnation:
     log_id: str  # the log's id, which another log in its place does not have
     number: int  # the incarnation's number in the log
     began_s: float  # the driver's ``time.perf_counter`` before any task began
-    opening: Opening = NO_OPENING  # how long opening took, for the batch's metrics
+    opening: Opening = NO_OPENING  # the metrics of the opening, which count for the batch
 
 
 @dataclass(frozen=True)

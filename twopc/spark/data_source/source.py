@@ -7,8 +7,9 @@ Which process runs which call, measured on Spark 4.2.0 with streaming queries an
   ``start()``. The planner does not know the batch's number.
 - ``write`` runs once per task attempt. ``TaskContext`` has the query's id and the batch's number.
 - ``commit`` and ``abort`` run in another process on the driver. In a batch write they are called on the planner's
-  writer. In a streaming query, Spark unpickles a data source there that it created at the query's first commit, and
-  calls ``streamWriter`` again. So state from before the tasks travels with their messages.
+  writer. In a streaming query they are *not*: Spark unpickles there a data source that it created from the options at
+  the query's first commit, and calls its ``streamWriter`` again. So state from before the tasks travels with their
+  messages.
 - ``commit`` is called once, after a batch in which every task succeeded. If it raises, or its process dies, ``abort``
   is called with the same messages. The message of a failed task is None, and all may be None. A failed batch is not
   repeated until the query is started again. Then all of these calls are made again for the same batch, even if its
