@@ -1,4 +1,4 @@
-"""Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does.
+"""Two-phase-commit sinks: several systems commit a batch exactly once, on one decision, or not at all.
 
 ``__init__.pyi`` lists the public names. Each is imported on first use, so tasks and commands load only what they need.
 """

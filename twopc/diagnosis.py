@@ -22,8 +22,8 @@ from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
 LOG_ID = "doctor"
-"""Stands in for a log id in the names of trial transactions. No real id, twelve hexadecimal digits, equals it. It is
-constant, so that the next run finds what a killed run left behind."""
+"""Stands in for a log id in the names of trial transactions. No real log id, which is twelve hexadecimal digits,
+equals it. It is constant, so that the next run finds what a killed run left behind."""
 
 
 @dataclass(frozen=True, slots=True)

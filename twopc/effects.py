@@ -78,7 +78,8 @@ class Life:
         return self.log.tail
 
     def remember(self, decision: Decision) -> None:
-        """Add a decision to the pending batches, with a part for every sink, because each completes the batch."""
+        """Add a decision to the pending batches, with a part for every sink, even an empty one: the batch is settled
+        when every sink has completed its part."""
         parts = {name: decision.committables.get(name, ()) for name in self.members}
         self.pending.add(decision.batch_id, parts)
 

@@ -124,7 +124,7 @@ def mapped(
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
-    """Return the error for a commit log that is about to decide a batch that a target system, ``what``, has already."""
+    """Return the error for a commit log that is about to decide a batch that the target system ``what`` already has."""
     return LogMismatch(
         f"{what} has batch {newest} of this query, and the commit log is about to decide batch {batch_id}: the log was"
         " restored from an older copy, or lost entries. The batch was rolled back. Restore the newest log, and start"
@@ -218,7 +218,8 @@ def identity(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def decided_batch(batch_id: int) -> Iterator[None]:
-    """Upholds: no error after the decision says that the batch is undecided."""
+    """Raise OperatorRequired for an error that only an undecided batch may have. Upholds: no error after the decision
+    says that the batch is undecided."""
     try:
         yield
     except (Refused, RoundAborted) as error:

@@ -119,7 +119,8 @@ class OpenFiles(Generic[PlaceT, FileT]):
         self._waiting_bytes: Counter[PlaceT] = Counter()
 
     def write(self, parts: Iterable[tuple[PlaceT, pa.RecordBatch]]) -> None:
-        """Write records to files of their places. Raises what ``create`` and the files raise."""
+        """Write each record to a file of its place, or hold it until such a file can be opened. Errors of ``create``
+        and of the files pass through."""
         given = list(parts)
         self._open_each([*dict.fromkeys(place for place, _ in given if place not in self._open)])
         for place, records in given:

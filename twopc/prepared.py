@@ -120,7 +120,8 @@ PreparedT = TypeVar("PreparedT", bound=PreparedTransaction[Any, Any])
 
 @contextlib.contextmanager
 def _whole(transaction: PreparedTransaction[Any, Any]) -> Iterator[None]:
-    """Upholds: a transaction that may lack records is not prepared."""
+    """Mark the transaction as partial if a write fails. Upholds: a transaction that may lack records is not
+    prepared."""
     try:
         yield
     except BaseException:
@@ -331,7 +332,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             self._require_last_batch(connection)
 
     def _require_last_batch(self, connection: ConnectionT) -> None:
-        """Upholds: no batch follows a lost one, for example after the database was restored while the query was down.
+        """Raise an error if the database lacks the last committed batch. Upholds: no batch follows a lost one, for
+        example after the database was restored while the query was down.
 
         If there is no marker at all, this may be another database: the log knows only the sink's name. The newest
         batch keeps its markers.

@@ -91,7 +91,7 @@ class TransactionalIdPool:
     def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
         """Return the id for one attempt of ``round`` at ``partition``. ``serial`` is a number that no other attempt of
         the round has, on any partition: if two attempts, such as retries or speculative copies, shared a name, the
-        later one would roll back what the earlier one pre-committed. The default, the partition, allows one attempt at
+        later one would roll back what the earlier one pre-committed. The default is the partition: one attempt for
         each."""
         number = partition if serial is None else serial
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)

@@ -105,7 +105,7 @@ def topics_of(offset: JsonValue) -> set[str]:
 
 
 def partitions_by_topic(reads: Reads) -> dict[str, set[str]]:
-    """Return topic → the partitions in the Kafka offsets of a batch."""
+    """Return the partitions in the Kafka offsets of a batch, by topic."""
     found: dict[str, set[str]] = {}
     for offset in by_source(reads).values():
         for topic, partition in _partitions(offset) or ():

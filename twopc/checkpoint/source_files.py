@@ -86,7 +86,7 @@ def files_read(
 
 
 def kept_files(reads: Reads) -> dict[str, dict[str, JsonValue]]:
-    """Return the result of ``files_read`` that the log has for a batch."""
+    """Return what ``files_read`` returned for a batch, as recorded in the log."""
     return dict(reads.get("files", {}))
 
 

@@ -1,4 +1,4 @@
-"""The command as ``python -m twopc.cli``."""
+"""Runs the command line for ``python -m twopc.cli``."""
 
 from twopc.cli import main
 

@@ -31,7 +31,7 @@ _SHORTEST_HIDDEN = 4  # shorter values occur in ordinary words
 
 
 class Redaction:
-    """Replaces values from the environment or from files by their references, in everything that a command prints."""
+    """Replaces values from the environment or from files with their references, in everything that a command prints."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _flatten(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 
 def _fill_in(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
-    """Replace every ``${NAME}`` by the environment variable, and every ``${file:PATH}`` by the contents of the file."""
+    """Replace every ``${NAME}`` with the environment variable, and every ``${file:PATH}`` with the file's contents."""
     if not isinstance(value, str):
         return value
     where = f"{path}: sink {sink!r}, option {key!r}"

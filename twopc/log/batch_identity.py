@@ -162,7 +162,7 @@ def shown(found: Sequence[Difference]) -> str:
 
 
 def _numbered(found: Sequence[Difference]) -> dict[str, list[float]]:
-    """Return path → the differences of the numbers at its numbered keys."""
+    """Return the differences of the numbers at numbered keys, by path."""
     apart: dict[str, list[float]] = {}
     for each in found:
         path, _, key = each.path.rpartition(".")

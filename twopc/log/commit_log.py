@@ -30,7 +30,7 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
 
 
 def on_store(store: LogStore, taken: Steps[ResultT]) -> ResultT:
-    """Take steps that only use the log, and return their result."""
+    """Perform steps whose only effects are on the log, and return their result."""
     return perform(taken, lambda effect: perform_on(store, effect))
 
 

@@ -1,5 +1,5 @@
-"""A coordinator's notice, in a file beside its log. It has the call that the coordinator waits for, for ``twopc
-status`` in another process, and the failure that ended the last start, for the next start.
+"""A coordinator's notice, in a file beside its log. It tells ``twopc status``, which runs in another process, which
+call the coordinator is waiting for, and it tells the next start which failure ended this one.
 
 No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
 so the notice of a killed process expires. It also names its driver by log id and incarnation, so that an older driver

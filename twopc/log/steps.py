@@ -32,7 +32,8 @@ ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
 
 STARTS_KEPT = 32
-"""Factor by which more entries stay while a query restarts repeatedly and appends nothing else."""
+"""How many times ``ENTRIES_KEPT`` stay if the previous start appended nothing after its opening entry. Otherwise,
+failed starts would prune the decisions that a repair needs."""
 
 
 class Changed(Exception):

@@ -77,8 +77,8 @@ class ReplicatedLogStore(Protocol):
     """A log store whose server may still answer reads after another one has replaced it."""
 
     def require_current(self) -> None:
-        """Check that the server may still change the log. Changes no entry. Raises Exception: it may not, or does not
-        answer."""
+        """Check that the server may still change the log, without changing an entry. Raises Exception: the server may
+        not, or does not answer."""
 
 
 def _slot(name: str) -> int | None:

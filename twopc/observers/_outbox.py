@@ -115,7 +115,7 @@ class Outbox(Generic[ItemT]):
                 self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
-        """Log a failure, if it is the first of consecutive ones."""
+        """Log a failure, unless one was logged since the last success."""
         if not self._is_failing:
             self._is_failing = True
             text = "%s, which is not logged again until one is: %s"

@@ -75,8 +75,8 @@ _SCHEMA = StructType().add("sink", "string").add("reason", "string").add("row", 
 
 
 def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -> list[pa.RecordBatch]:
-    """Return bad records with the columns of their sink, which Spark computes. Raises RecordRefused: there are more
-    than the limit."""
+    """Return the records for the sink of bad records, whose columns Spark computes. Raises RecordRefused: there are
+    more bad records than the limit."""
     if len(bad) > taker.limit:
         raise RecordRefused(
             f"the sinks refused {len(bad)} records of the batch, more than the limit of {taker.limit} bad records. The"

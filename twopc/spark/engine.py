@@ -129,7 +129,7 @@ class ConnectEngine:
         return contextlib.nullcontext()  # the server describes jobs itself
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return the input of the newest batch that Spark has planned. Raises LogMismatch: that is not ``batch_id``."""
+        """Return the input of ``batch_id``. Raises LogMismatch: it is not the newest batch that Spark has planned."""
         if self._newest is None or self._newest.batch_id != batch_id:
             newest, reads = self._folder.newest()
             if newest != batch_id:

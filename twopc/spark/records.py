@@ -117,7 +117,8 @@ def is_larger(schema: StructType, most_bytes: int) -> str | None:
 
 
 def _size(value: str, of_spark: DataType, depth: int = 0) -> tuple[int, list[str]]:
-    """Return the bytes that every value takes, and SQL expressions for the rest. The record itself is ``""``."""
+    """Return the fixed part of a value's size in bytes, and SQL expressions whose sum is the rest. ``value`` is the
+    value in SQL; ``""`` stands for the whole record."""
     match of_spark:
         case StringType() | BinaryType():
             return _FIXED_BYTES, [f"coalesce(octet_length({value}), 0)"]

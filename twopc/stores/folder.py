@@ -20,8 +20,8 @@ from collections.abc import Callable
 ASIDE = ".aside"
 PROBE = ".probe"
 ASIDE_LIVES_S = 3600
-"""How long a writer may take from its first byte to the link. After that, the file that it wrote aside counts as left
-over."""
+"""How old a temporary file must be to count as left behind by a killed writer. A writer has this long to link or rename
+its file into place."""
 
 _TRIAL_BYTES = bytes(range(256)) * 4  # the contents of a trial, as long as an entry
 

@@ -1,4 +1,4 @@
-"""Tools for tests of twopc and of code built on it: sinks in memory, and the contracts of sinks and log stores."""
+"""Tools for tests of twopc and of code built on it: in-memory sinks, and the contracts of sinks and log stores."""
 
 from twopc.testing.contract import SinkContract
 from twopc.testing.keyed_contract import KeyedSinkContract

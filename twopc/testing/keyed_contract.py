@@ -58,7 +58,7 @@ class KeyedSinkContract(ABC):
 
     @abstractmethod
     def make_sink(self) -> KeyedSink[Any]:
-        """Return a new sink on the target system of the current test, whose key is one column of text."""
+        """Return a new sink on the current test's target system. Its key must be a single text column."""
 
     @abstractmethod
     def rows(self) -> list[tuple[str, str | None]]:

@@ -230,7 +230,7 @@ class KafkaSource:
         raise OperatorRequired(f"{where} can't be read: {error.str()} ({error.name()})")
 
     def _found(self) -> dict[str, tuple[str, int]]:
-        """Return topic → its id and its number of partitions."""
+        """Return the id and the number of partitions of each topic."""
         is_first, self._looked_s = not self._looked_s, time.monotonic()
         described = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=_TIMEOUT_S)
         found = {}

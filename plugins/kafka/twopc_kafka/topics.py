@@ -43,7 +43,8 @@ def deleted_since(leaders: Leaders, committable: Committable, since_s: float) ->
 def _ids_now(
     leaders: Leaders, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float
 ) -> dict[str, str]:
-    """Return topic → current id. An id that differs from the one in ``then`` counts only if most brokers report it."""
+    """Return the current id of each topic. An id that differs from the one in ``then`` counts only if most brokers
+    report it."""
     now = leaders.topic_ids(topics, since_s)
     changed = _deleted(then, now)
     return now | leaders.topic_ids_of_most(changed) if changed else now

@@ -20,7 +20,7 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def load(proto: str) -> Mapping[str, Any]:
-    """Return name → message class for a text in the form of ``controller.proto``."""
+    """Return the message classes of a text in the form of ``controller.proto``, by name."""
     file = descriptor_pb2.FileDescriptorProto(name="controller.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGE.findall(proto):
         message = file.message_type.add(name=name)

@@ -112,7 +112,7 @@ class Leaders:
 
     @blocking
     async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Return partition → last stable offset, for those of ``partitions`` and of ``topic`` in which an open
+        """Return the last stable offset by partition, for those of ``partitions`` and of ``topic`` in which an open
         transaction holds back committed readers. Partitions that can't be asked, or that this principal may not READ or
         DESCRIBE, are left out."""
         return await self._behind(*_split_by_leader(await self._led_by(partitions, topic)))
@@ -228,8 +228,8 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, int]:
-        """Return partition → last stable offset, for the partitions where that is behind the log end offset, i.e. with
-        an open transaction.
+        """Return the last stable offset by partition, for the partitions where that is behind the log end offset, i.e.
+        with an open transaction.
 
         Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
         was open when the last stable offset was read.

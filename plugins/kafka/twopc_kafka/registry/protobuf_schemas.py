@@ -199,7 +199,7 @@ def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = 
 
 
 def _names(enum: Any) -> dict[int, str]:
-    """Return number → the name that it is read as, the first if it has several."""
+    """Return the name that each number is read as, the first if it has several."""
     return {each.number: each.name for each in reversed([*enum.values])}
 
 

@@ -83,8 +83,8 @@ class Subject:
         return str(schema.schema_str)
 
     def referenced(self, schema: Schema) -> dict[str, str]:
-        """Return name → text for all schemas that a schema refers to, directly or not. Each comes after those that it
-        refers to."""
+        """Return the texts of all schemas that a schema refers to, directly or not, by name. Each comes after those
+        that it refers to."""
         found: dict[str, str] = {}
         references: Any = schema.references or ()
         for each in references:

@@ -97,7 +97,7 @@ class OffsetsWriter:
 
 
 def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
-    """Return topic → partition → offset."""
+    """Return the offsets by topic and partition."""
     offsets: dict[str, dict[int, int]] = defaultdict(dict)
     for row in batch.to_pylist():
         offsets[row["topic"]][row["partition"]] = row["offset"]
