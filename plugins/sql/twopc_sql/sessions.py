@@ -69,7 +69,7 @@ def _connected(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  
         if of.driver != "pymysql":
             raise
         if not isinstance(error, RuntimeError):
-            raise bad_option_file(error) from None
+            raise bad_option_file(error, named) from None
         raise of.loaded_dbapi.OperationalError(_NO_METHOD, f"{error}") from error  # a package is not installed
 
 
