@@ -20,7 +20,7 @@ from twopc import Committable
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
-from twopc.spark import stop
+from twopc.spark import stop, stopping
 from twopc.spark.stopping import Turn, shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
 
@@ -347,9 +347,11 @@ def test_stop_in_the_function_of_a_batch_after_its_writer_is_refused(pipeline: P
     assert pipeline.archived_ids() == [1]
 
 
-def test_a_thread_with_the_number_of_one_that_wrote_a_batch_may_stop_the_query() -> None:
+def test_a_thread_with_the_number_of_one_that_wrote_a_batch_may_stop_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function of a batch may write it in a thread that then ends, whose number Linux gives to the next one."""
+    same = SimpleNamespace(get_ident=lambda: 1, current_thread=threading.current_thread)
     turn = Turn(lambda: False, lambda: None)
+    monkeypatch.setattr(stopping, "threading", same)
     query: Any = SimpleNamespace(isActive=True)
     refused: list[bool] = []
 
