@@ -129,14 +129,23 @@ _QUOTE_VALUES = frozenset(("IntegrityError", "DataError"))
 """The classes of Python's database API (PEP 249) whose errors quote values of a row, such as the key that is there
 already. By name, because every driver has its own."""
 
+_QUOTE_VALUES_IN_MYSQL = (1526, 1586)
+"""A missing partition and a duplicate key, for which PyMySQL has no class of its own."""
+
 
 class WithoutValues(Exception):
     """Stands for an error of a database that may quote values of a record, as the cause of another error."""
 
 
-def _without_values(error: Exception) -> Exception:
+def quotes_values(error: Exception) -> bool:
+    """Return whether an error of a database's client, or of SQLAlchemy, may quote values of a record."""
+    given = getattr(error, "orig", None) or error
     kinds = {each.__name__ for each in type(error).__mro__}
-    return WithoutValues(type(error).__name__) if _QUOTE_VALUES & kinds else error
+    return bool(_QUOTE_VALUES & kinds) or (given.args and given.args[0]) in _QUOTE_VALUES_IN_MYSQL
+
+
+def _without_values(error: Exception) -> Exception:
+    return WithoutValues(type(error).__name__) if quotes_values(error) else error
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:

@@ -161,14 +161,22 @@ def test_the_traceback_of_a_refused_record_has_no_value_of_it(
     assert (f"ValueError: {row}" in "".join(traceback.format_exception(caught.value))) is is_shown
 
 
-@pytest.mark.parametrize("kind", [psycopg.errors.UniqueViolation, pymysql.IntegrityError, sqlite3.IntegrityError])
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.UniqueViolation("DETAIL:  Key (name)=(hunter2) already exists."),
+        sqlite3.IntegrityError("hunter2"),
+        pymysql.IntegrityError(1062, "Duplicate entry 'hunter2' for key 'PRIMARY'"),
+        pymysql.OperationalError(1526, "Table has no partition for value 'hunter2'"),
+    ],
+)
 @pytest.mark.parametrize("failed", [RoundAborted, OutcomeUnknown])
 def test_the_traceback_of_a_duplicate_key_has_no_value_of_it(
-    failed: type[TwoPhaseCommitError], kind: type[Exception]
+    failed: type[TwoPhaseCommitError], error: Exception
 ) -> None:
     with pytest.raises(failed) as caught, mapped(Exception, lambda error: failed(type(error).__name__)):
-        raise kind("Duplicate entry 'hunter2' for key 'PRIMARY'")
+        raise error
     shown = "".join(traceback.format_exception(caught.value))
     assert "hunter2" not in shown
-    assert f"WithoutValues: {kind.__name__}" in shown
+    assert f"WithoutValues: {type(error).__name__}" in shown
     assert identity(caught.value) != ABORTED, "it is not known to pass"

@@ -23,7 +23,14 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
-from twopc.failures import BAD_OPTION_FILE, CUT_OFF, bad_option_file, is_bad_certificate, is_refused_by_libpq
+from twopc.failures import (
+    BAD_OPTION_FILE,
+    CUT_OFF,
+    bad_option_file,
+    is_bad_certificate,
+    is_refused_by_libpq,
+    quotes_values,
+)
 from twopc_sql.dialects import copy
 from twopc_sql.options import SqlOptions
 
@@ -238,7 +245,7 @@ def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
 
 def first_line(error: DBAPIError) -> str:
     """Return the first line of the driver's message, without values of records."""
-    if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
+    if quotes_values(error):
         return _kind(error)
     return str(error.orig).strip().partition("\n")[0] or _kind(error)
 
