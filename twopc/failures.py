@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from twopc.errors import (
@@ -76,9 +76,11 @@ BAD_OPTION_FILE = (configparser.Error, ValueError)
 """What PyMySQL raises for an option file that it can't read, or with a value that can't be."""
 
 
-def bad_option_file(error: Exception) -> ConfigurationError:
-    """Return the error for a connection that PyMySQL can't make with its arguments. Its own error may quote a line of
-    the option file, such as one with a password."""
+def bad_option_file(error: Exception, arguments: Mapping[str, Any]) -> ConfigurationError:
+    """Return the error for a connection that PyMySQL can't make with these arguments. Its own error names the wrong
+    argument, and is shown unless it may quote a line of an option file, or a letter of the password."""
+    if not arguments.keys() & {"read_default_file", "read_default_group"} and not isinstance(error, UnicodeError):
+        return ConfigurationError(f"'url' has something that PyMySQL does not take: {error}. Correct it.", option="url")
     return ConfigurationError(
         f"'url', or the option file that it names, has something that PyMySQL does not take ({type(error).__name__})."
         " In the file, each line must be 'name=value', below a line '[client]'.",
@@ -120,7 +122,30 @@ def mapped(
     except kind as error:
         failure = failed(error, *what)
         hides_cause |= type(failure) in (Refused, RecordRefused)  # a traceback shows the cause, and Spark logs it
-        raise failure from (None if hides_cause else error)
+        raise failure from (None if hides_cause else _without_values(error))
+
+
+_QUOTE_VALUES = frozenset(("IntegrityError", "DataError"))
+"""The classes of Python's database API (PEP 249) whose errors quote values of a row, such as the key that is there
+already. By name, because every driver has its own."""
+
+_QUOTE_VALUES_IN_MYSQL = (1526, 1586)
+"""A missing partition and a duplicate key, for which PyMySQL has no class of its own."""
+
+
+class WithoutValues(Exception):
+    """Stands for an error of a database that may quote values of a record, as the cause of another error."""
+
+
+def quotes_values(error: Exception) -> bool:
+    """Return whether an error of a database's client, or of SQLAlchemy, may quote values of a record."""
+    given = getattr(error, "orig", None) or error
+    kinds = {each.__name__ for each in type(error).__mro__}
+    return bool(_QUOTE_VALUES & kinds) or (given.args and given.args[0]) in _QUOTE_VALUES_IN_MYSQL
+
+
+def _without_values(error: Exception) -> Exception:
+    return WithoutValues(type(error).__name__) if quotes_values(error) else error
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:

@@ -36,7 +36,6 @@ ON_LOSS = r"must be 'stop', 'recompute' or twopc.ReplayCopies\(folder\)"
         ("checkpoint", ["folder"], "must be a folder, given as path or URL, or None, not of type list"),
         ("offsets", "a secret", "must be a sink, or None, not of type str"),
         ("sinks", {1: sink()}, "must have text as names"),
-        ("sinks", {"a": sink(), "A": sink()}, "must have names that differ in more than case"),
     ],
 )
 def test_an_argument_is_named_and_its_value_is_not(name: str, value: object, says: str) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,7 +140,35 @@ def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advi
     assert rows.schemas(shown)["one"].field("value").type == pa.string()
 
 
-def test_the_advice_for_a_column_whose_name_must_be_quoted_has_it_quoted() -> None:
-    schema = StructType([StructField("of a`month", YearMonthIntervalType())])
-    with pytest.raises(SchemaMismatch, match=r"by CAST\(`of a``month` AS STRING\) AS `of a``month`, or drop it"):
+@pytest.mark.parametrize(("name", "written"), [("of a`month", "`of a``month`"), ("größe", "`größe`")])
+def test_the_advice_for_a_column_whose_name_must_be_quoted_has_it_quoted(name: str, written: str) -> None:
+    schema = StructType([StructField(name, YearMonthIntervalType())])
+    with pytest.raises(SchemaMismatch, match=rf"by CAST\({written} AS STRING\) AS {written}, or drop it"):
         arrow_schema(schema)
+
+
+@pytest.mark.parametrize("is_sensitive", ["false", "true"])
+@pytest.mark.parametrize(
+    ("of_lower", "of_upper", "is_alike"),
+    [
+        (Output, Output, False),
+        (lambda sink: Output(sink, where="id > 0"), Output, False),
+        (lambda sink: Output(sink, where="id > 0"), lambda sink: Output(sink, where="id > 1"), True),
+        (Output, lambda sink: Output(sink, ["id + 1 AS id"]), True),
+    ],
+    ids=["whole", "one with a condition", "both with a condition", "one with columns"],
+)
+def test_sinks_whose_names_differ_in_case_alone_are_refused_where_spark_takes_their_columns_for_one(
+    is_sensitive: str, of_lower: Any, of_upper: Any, is_alike: bool, spark: SparkSession
+) -> None:
+    projection = Projection({"a": of_lower(MemorySink(MemoryTarget())), "A": of_upper(MemorySink(MemoryTarget()))})
+    spark.conf.set("spark.sql.caseSensitive", is_sensitive)
+    try:
+        if is_alike and is_sensitive == "false":
+            with pytest.raises(ConfigurationError, match="'a', 'A' of foreach_batch must have names that differ in"):
+                projection.apply(spark.range(3))
+        else:
+            frame, _ = projection.apply(spark.range(3))
+            assert len(frame.mapInArrow(lambda batches: batches, frame.schema).collect()) == 3
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")

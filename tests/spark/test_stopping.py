@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -19,8 +20,8 @@ from twopc import Committable
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
-from twopc.spark import stop
-from twopc.spark.stopping import shorten_interrupts
+from twopc.spark import stop, stopping
+from twopc.spark.stopping import Turn, shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
 
 HELD_S = 60
@@ -344,3 +345,29 @@ def test_stop_in_the_function_of_a_batch_after_its_writer_is_refused(pipeline: P
     finally:
         query.stop()
     assert pipeline.archived_ids() == [1]
+
+
+def test_a_thread_with_the_number_of_one_that_wrote_a_batch_may_stop_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function of a batch may write it in a thread that then ends, whose number Linux gives to the next one."""
+    same = SimpleNamespace(get_ident=lambda: 1, current_thread=threading.current_thread)
+    turn = Turn(lambda: False, lambda: None)
+    monkeypatch.setattr(stopping, "threading", same)
+    query: Any = SimpleNamespace(isActive=True)
+    refused: list[bool] = []
+
+    def write() -> None:
+        with turn.hold(cast("Any", None)):
+            refused.append(is_refused())
+
+    def is_refused() -> bool:
+        try:
+            turn.refuse_within_batch(query)
+        except ConfigurationError:
+            return True
+        return False
+
+    for call in (write, lambda: refused.append(is_refused())):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert refused == [True, False]

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import traceback
 from decimal import Decimal
 from typing import Any
 
@@ -329,6 +330,14 @@ MALFORMED = [
 def test_a_record_of_another_form_is_refused_with_its_place(value: bytes) -> None:
     with pytest.raises(RecordRefused, match=r"offset 17 is refused: it does not have the form of Debezium's records"):
         [*decoder(ID, DECIMAL, missing="null").rows(None, value, PLACE)]
+
+
+def test_the_traceback_of_a_refused_record_has_no_value_of_it() -> None:
+    described = {"field": "v", **named("struct", "io.debezium.data.VariableScaleDecimal")}
+    record = with_schema(envelope("c", after={"id": 1, "v": {"scale": "hunter2", "value": "AJY="}}), described)
+    with pytest.raises(RecordRefused) as refused:
+        [*decoder(ID, DECIMAL, missing="null").rows(None, json.dumps(record).encode(), PLACE)]
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_number_has_more_digits_than_python_makes_of_an_integer() -> None:

@@ -1,8 +1,11 @@
 """What an error carries for programs and operators: attributes, and a link to the catalog."""
 
 import pickle
+import sqlite3
 import traceback
 
+import psycopg
+import pymysql
 import pytest
 
 from tests.support.incarnations import log_of
@@ -12,6 +15,7 @@ from twopc import Committable, errors
 from twopc.errors import (
     ConfigurationError,
     Fenced,
+    OutcomeUnknown,
     RecordRefused,
     Refused,
     Retriable,
@@ -20,7 +24,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import mapped
+from twopc.failures import ABORTED, identity, mapped
 from twopc.phases import Phase
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TwoPhaseCommitError)]
@@ -155,3 +159,24 @@ def test_the_traceback_of_a_refused_record_has_no_value_of_it(
     with pytest.raises(failed) as caught, mapped(ValueError, lambda error: failed(type(error).__name__)):
         raise ValueError(row)
     assert (f"ValueError: {row}" in "".join(traceback.format_exception(caught.value))) is is_shown
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.UniqueViolation("DETAIL:  Key (name)=(hunter2) already exists."),
+        sqlite3.IntegrityError("hunter2"),
+        pymysql.IntegrityError(1062, "Duplicate entry 'hunter2' for key 'PRIMARY'"),
+        pymysql.OperationalError(1526, "Table has no partition for value 'hunter2'"),
+    ],
+)
+@pytest.mark.parametrize("failed", [RoundAborted, OutcomeUnknown])
+def test_the_traceback_of_a_duplicate_key_has_no_value_of_it(
+    failed: type[TwoPhaseCommitError], error: Exception
+) -> None:
+    with pytest.raises(failed) as caught, mapped(Exception, lambda error: failed(type(error).__name__)):
+        raise error
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in shown
+    assert f"WithoutValues: {type(error).__name__}" in shown
+    assert identity(caught.value) != ABORTED, "it is not known to pass"

@@ -335,4 +335,5 @@ def _nested_fields(fields: Any, name: str) -> Any:
 
 def _refuse(place: Place, why: str, column: str | None = None) -> NoReturn:
     of = "" if column is None else f"column {column!r} of "
-    raise RecordRefused(f"{of}the record at {place} is refused: {why}.", topic=place.topic, column=column)
+    refused = RecordRefused(f"{of}the record at {place} is refused: {why}.", topic=place.topic, column=column)
+    raise refused from None  # Python's error, such as of int(), may quote a value of the record

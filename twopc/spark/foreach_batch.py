@@ -138,12 +138,6 @@ def _require_types(given: Mapping[str, Any]) -> None:
     names = [*given["sinks"]] if isinstance(given["sinks"], Mapping) else []
     if any(not isinstance(name, str) for name in names):
         raise ConfigurationError("the argument 'sinks' of foreach_batch must have text as names", option="sinks")
-    if len({name.lower() for name in names}) < len(names):
-        raise ConfigurationError(
-            f"the argument 'sinks' of foreach_batch must have names that differ in more than case, not {names}: Spark"
-            " would take two of their columns for one",
-            option="sinks",
-        )
 
 
 @dataclass(frozen=True)

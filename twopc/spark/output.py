@@ -280,7 +280,23 @@ class Projection:
             ) from error
         for name in rows.keyed:
             _require_key(name, self._outputs[name], schema[name].dataType.names)  # type: ignore[attr-defined]  # a struct
-        return (frame if rows.keyed else _with_hashes(frame, rows)), rows
+        found = frame if rows.keyed else _with_hashes(frame, rows)
+        self._require_found_by_name(found)
+        return found, rows
+
+    def _require_found_by_name(self, frame: DataFrame) -> None:
+        """Raise ConfigurationError if sinks have columns whose names differ in case alone, and Spark would take two of
+        them for one. Sinks that share the batch's columns have none of their own."""
+        names = [*self._outputs]
+        if not _differ_in_case_alone(names) or not _differ_in_case_alone(frame.columns):
+            return
+        if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
+            raise ConfigurationError(
+                f"the sinks {', '.join(map(repr, names))} of foreach_batch must have names that differ in more than"
+                " case: Spark takes two of their columns for one. Nothing was written. Rename a sink, or set"
+                " spark.sql.caseSensitive=true.",
+                option="sinks",
+            )
 
     def by_key(self, frame: DataFrame, rows: Rows, tasks: int | None) -> DataFrame:
         """Return the frame of ``apply`` with the change of each record, for outputs that have keys. ``tasks`` is the
@@ -416,6 +432,10 @@ def _first_line(error: AnalysisException) -> str:
     return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
 
 
+def _differ_in_case_alone(names: Sequence[str]) -> bool:
+    return len({name.lower() for name in names}) < len(names)
+
+
 def _can_be_named(columns: Sequence[str]) -> bool:
     """Whether ``frame[name]``, which PySpark uses to pass columns to Python, finds each column."""
-    return all(name.isidentifier() for name in columns) and len({name.lower() for name in columns}) == len(columns)
+    return all(name.isidentifier() for name in columns) and not _differ_in_case_alone(columns)

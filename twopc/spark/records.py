@@ -55,7 +55,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     the type of a column."""
     for field in schema:
         if (found := unkept(field.dataType)) is not None:
-            name = field.name if field.name.isidentifier() else quoted(field.name)
+            name = field.name if field.name.isascii() and field.name.isidentifier() else quoted(field.name)
             text = _TEXT.get(type(found).__name__, "CAST({} AS STRING)").format(name)
             raise SchemaMismatch(
                 f"column {field.name!r} has Spark's type {found.simpleString().upper()}, which a sink would get as"

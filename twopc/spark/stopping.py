@@ -76,7 +76,7 @@ class Turn:
         self.close = close
         self._waits_in_vain = waits_in_vain
         self._lock = threading.Lock()
-        self._thread: int | None = None  # in which Spark runs the batches
+        self._thread: threading.Thread | None = None  # that wrote the newest batch
         self._batch_waits = False
 
     @contextlib.contextmanager
@@ -89,7 +89,7 @@ class Turn:
                 java.jvm(context).java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))
         finally:
             self._batch_waits = False
-        self._thread = threading.get_ident()
+        self._thread = threading.current_thread()
         try:
             yield
         finally:
@@ -97,8 +97,9 @@ class Turn:
 
     def refuse_within_batch(self, query: StreamingQuery) -> None:
         """Raise ConfigurationError in the thread of a batch, also after the batch is written: it would wait for itself.
-        Once the query has ended, another thread may have the same id."""
-        if self._thread == threading.get_ident() and (self._lock.locked() or query.isActive):
+        Threads are not compared by their ids: if a batch was written in a thread that has ended, any other thread may
+        have the same id."""
+        if self._thread is threading.current_thread() and (self._lock.locked() or query.isActive):
             raise ConfigurationError(
                 "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
             )

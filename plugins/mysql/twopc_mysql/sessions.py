@@ -74,7 +74,7 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
     except RuntimeError as error:  # a package is not installed
         raise pymysql.OperationalError(NO_METHOD, f"{error}") from error
     except BAD_OPTION_FILE as error:
-        raise bad_option_file(error) from None
+        raise bad_option_file(error, arguments) from None
     try:
         lock_s = max(1, math.ceil(lock_timeout_s))
         ask(connection, _SETTINGS, _MODE, lock_s, lock_s)

@@ -23,7 +23,14 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
-from twopc.failures import BAD_OPTION_FILE, CUT_OFF, bad_option_file, is_bad_certificate, is_refused_by_libpq
+from twopc.failures import (
+    BAD_OPTION_FILE,
+    CUT_OFF,
+    bad_option_file,
+    is_bad_certificate,
+    is_refused_by_libpq,
+    quotes_values,
+)
 from twopc_sql.dialects import copy
 from twopc_sql.options import SqlOptions
 
@@ -69,7 +76,7 @@ def _connected(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  
         if of.driver != "pymysql":
             raise
         if not isinstance(error, RuntimeError):
-            raise bad_option_file(error) from None
+            raise bad_option_file(error, named) from None
         raise of.loaded_dbapi.OperationalError(_NO_METHOD, f"{error}") from error  # a package is not installed
 
 
@@ -238,7 +245,7 @@ def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
 
 def first_line(error: DBAPIError) -> str:
     """Return the first line of the driver's message, without values of records."""
-    if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
+    if quotes_values(error):
         return _kind(error)
     return str(error.orig).strip().partition("\n")[0] or _kind(error)
 

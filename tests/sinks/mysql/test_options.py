@@ -151,3 +151,23 @@ def test_a_server_can_read_no_file_of_its_client(place: Place) -> None:
     finally:
         place.unbound().close()
         place.ask("SET GLOBAL local_infile = OFF")
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql"])
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("Did not specify a username"), "Did not specify a username"),
+        (UnicodeEncodeError("latin-1", "hunter2", 0, 7, "ordinal not in range"), "UnicodeEncodeError"),
+    ],
+)
+def test_what_pymysql_does_not_take_of_a_url_is_told_in_its_words(
+    error: Exception, shown: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pymysql, "connect", raising(error))
+    sink = twopc.create_sink(
+        "mysql" if scheme == "mysql" else "sql", {"url": f"{scheme}://writer@db.example/sales", "table": "orders"}
+    )
+    with pytest.raises(ConfigurationError, match=rf"PyMySQL does not take.*{shown}") as caught:
+        sink.validate(pa.schema([("id", pa.int64())]))
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))

@@ -122,3 +122,13 @@ def test_a_mount_that_is_away_is_an_outage_for_duckdb(number: int) -> None:
     original = duckdb.IOException(f'IO Error: Could not read from file "/mnt/sales": {os.strerror(number)}')
     error = sa.exc.OperationalError("SELECT 1", {}, original)
     assert sessions.is_temporary(error) == (number != errno.EROFS)
+
+
+@pytest.mark.parametrize("failed", [sessions.trial_failed, sessions.request_failed, sessions.write_failed])
+def test_a_missing_partition_is_told_without_the_value_that_has_none(
+    failed: Callable[[sa.exc.DBAPIError, str], Exception],
+) -> None:
+    missing = pymysql.OperationalError(1526, "Table has no partition for value 'hunter2'")
+    told = str(failed(sa.exc.OperationalError(None, None, missing), "the batch could not be moved"))
+    assert "OperationalError" in told
+    assert "hunter2" not in told
