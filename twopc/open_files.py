@@ -266,7 +266,7 @@ def values_at_once(records: pa.Table) -> int:
     """Return how many values Arrow's Parquet writer may encode before it looks whether a page is full, by the first row
     group. It takes 1,024 of any size by default, so a page of large records, and what is made of it, would take several
     times the memory of the row group."""
-    return max(1, min(1_024, len(records) * PAGE_BYTES // max(1, records.nbytes)))
+    return max(1, min(1_024, len(records) * PAGE_BYTES // max(1, int(records.nbytes))))
 
 
 def with_bounds(schema: pa.Schema) -> list[str]:

@@ -23,7 +23,7 @@ import psutil
 import pyarrow as pa
 
 import twopc
-from tests.benchmarks.cpu import cpu_of, descent
+from tests.benchmarks.cpu import PYTHON, cpu_of, descent
 from tests.benchmarks.lake_tables import create_iceberg
 from tests.benchmarks.measuring import Row, alone, counted, in_turns, peak_mib, ratio
 from tests.benchmarks.pipeline import session, source
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 QUERIES = (1, 10, 50)
 TASKS = (1_000, 10_000)
 BACKENDS = ("kafka", "files", "iceberg")
-RECORDS = (1_000_000, 20_000_000)
-"""Of 100 B, in one task. A batch of 200 million has ten such tasks."""
+RECORDS = ((1, 1_000_000), (4, 50_000_000))
+"""Tasks of a batch → records of 100 B in each."""
 
 LARGE_RECORDS = {1_000_000: 200, 30_000_000: 10}
-"""Bytes of a record → records of a task."""
+"""Bytes of a record → records of a batch of one task."""
 
 HOT_RECORDS, OTHERS = 1_800_000, 3
 """Of the hot task, and how many tasks share the other tenth of a batch."""
@@ -120,11 +120,11 @@ def run(quick: bool) -> list[Row]:
                 for each in itertools.product(TASKS[: 1 if quick else 2], (1, 100))
             ),
             *(
-                functools.partial(_worker, place, backend, records, 100)
-                for backend, records in itertools.product(BACKENDS, RECORDS[: 1 if quick else 2])
+                functools.partial(_worker, place, backend, *each, 100)
+                for backend, each in itertools.product(BACKENDS, RECORDS[: 1 if quick else 2])
             ),
             *(
-                functools.partial(_worker, place, backend, records, size)
+                functools.partial(_worker, place, backend, 1, records, size)
                 for backend, (size, records) in itertools.product(BACKENDS, LARGE_RECORDS.items())
             ),
             functools.partial(_hot, place, 2 if quick else 8),
@@ -168,8 +168,10 @@ def _queries(place: Place, queries: int) -> list[Row]:
         start(write)
     feed(5 + 100 // queries, writes)  # the JVM compiles what it runs often
     rounds = 5 if queries > 1 else 30
+    began_s = time.process_time()
     with cpu_of(place.broker_pid) as used_s:
         feed(rounds, writes)
+    cpu = {**used_s, PYTHON: time.process_time() - began_s}  # workers, which are not used, may have ended
     held, requests = _held(spark, place), Counter[str]()
     for log in logs:
         log.asked.clear()
@@ -182,7 +184,7 @@ def _queries(place: Place, queries: int) -> list[Row]:
     what, of_all = f"{queries} queries on Spark", queries + 1
     rests = 10 / IDLE_S / of_all
     return [
-        *(Row(f"{what}: CPU of {part}", "ms per batch", (s * 1000 / rounds / of_all,)) for part, s in used_s.items()),
+        *(Row(f"{what}: CPU of {part}", "ms per batch", (s * 1000 / rounds / of_all,)) for part, s in cpu.items()),
         *(Row(f"{what}: {each}", "more per query", ((held[each] - base[each]) / queries,)) for each in held),
         *(Row(f"{what}: {each}, at most", "in all", (busy[each],)) for each in busy if each.startswith("twopc")),
         Row(f"{what}, idle: requests to Kafka", "per query and 10 s", (requests.total() * rests,)),
@@ -197,7 +199,8 @@ def _threads() -> Counter[str]:
 
 def _held(spark: SparkSession, place: Place) -> Counter[str]:
     """Return what the driver holds."""
-    java, process = spark.sparkContext._jvm.java.lang, psutil.Process()
+    jvm: Any = spark.sparkContext._jvm
+    java, process = jvm.java.lang, psutil.Process()
     java.System.gc()
     runtime, port = java.Runtime.getRuntime(), int(place.servers.rpartition(":")[2])
     connections = [each for each in process.net_connections("tcp") if each.raddr and each.raddr.port == port]
@@ -214,21 +217,26 @@ def _held(spark: SparkSession, place: Place) -> Counter[str]:
 # Wide, large and uneven batches. -------------------------------------------------------------------------------------
 
 
-def _rows(spark: SparkSession, tasks: int) -> DataFrame:
-    """Return a stream whose batches have a row per task. Its ``value`` modulo ``tasks`` is the number of the task."""
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", tasks)
+def _rows(spark: SparkSession, tasks: int, each: int = 1) -> DataFrame:
+    """Return a stream in each of whose batches each task has so many rows. Their ``value`` modulo ``tasks`` is the
+    number of the task."""
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", tasks * each)
     return rows.option("numPartitions", tasks).load()
 
 
 def _records(spark: SparkSession, by_task: Sequence[int], size: int) -> DataFrame:
-    """Return a stream in each of whose batches each task has so many records of ``size`` bytes. No list of all is made,
-    if there are 1,000 or more."""
-    tasks, parts = len(by_task), 1_000 if min(by_task) >= 1_000 else 1
-    counts = ", ".join(str(records // parts) for records in by_task)
-    each = f"element_at(array({counts}), CAST(value % {tasks} AS INT) + 1)"
-    outer = _rows(spark, tasks).selectExpr(f"explode(sequence(1, {each})) AS part")
-    inner = outer.selectExpr("part", f"explode(sequence(1, {parts})) AS number")
-    return inner.selectExpr(f"CAST(rpad(concat_ws('-', part, number), {size}, 'x') AS BINARY) AS value")
+    """Return a stream in each of whose batches each task has so many records of ``size`` bytes.
+
+    A row becomes 1,000 records if there are so many: Spark keeps all that one row becomes in memory.
+    """
+    tasks, of_a_row = len(by_task), 1_000 if min(by_task) >= 1_000 else 1
+    rows = max(by_task) // of_a_row
+    taken = ", ".join(str(records // of_a_row) for records in by_task)
+    found = _rows(spark, tasks, rows).where(
+        f"value % {tasks * rows} div {tasks} < element_at(array({taken}), CAST(value % {tasks} AS INT) + 1)"
+    )
+    records = found.selectExpr("value", f"explode(sequence(1, {of_a_row})) AS number")
+    return records.selectExpr(f"CAST(rpad(concat_ws('-', value, number), {size}, 'x') AS BINARY) AS value")
 
 
 def _tasks(place: Place, tasks: int, one_full_in: int) -> list[Row]:
@@ -254,21 +262,21 @@ def _tasks(place: Place, tasks: int, one_full_in: int) -> list[Row]:
     return found
 
 
-def _worker(place: Place, backend: str, records: int, size: int) -> list[Row]:
-    """Write a batch of one task. Return the peak memory of its Python."""
+def _worker(place: Place, backend: str, tasks: int, records: int, size: int) -> list[Row]:
+    """Write a batch of so many tasks, each of so many records. Return the peak memory of a Python worker."""
     spark = session(Path(place.folder))
     with cpu_of(place.broker_pid) as used_s:
-        written = place.batch(_records(spark, [records], size), place.write(backend))()
-    assert sum(written.records.values()) == records
+        written = place.batch(_records(spark, [records] * tasks, size), place.write(backend))()
+    assert sum(written.records.values()) == tasks * records
     pythons = [
         each for each in descent(None)[1:] if "java" not in each.name() and each.status() != psutil.STATUS_ZOMBIE
     ]
     peak = max(peak_mib(each.pid) for each in pythons)
     spark.stop()
-    what = f"{records} records of {size} B into {backend}, in one task"
+    what = f"{tasks} x {records} records of {size} B into {backend}"
     return [
-        Row(f"{what}: peak of its Python", "MiB", (peak,)),
-        Row(f"{what}: CPU of all", "µs per KB", (used_s.total() / records / size * 1e9,)),
+        Row(f"{what}: peak of a worker", "MiB", (peak,)),
+        Row(f"{what}: CPU of all", "µs per KB", (used_s.total() / tasks / records / size * 1e9,)),
         Row(f"{what}: {Phase.PRE_COMMITTING.value}", "s", (written.phases_ms[Phase.PRE_COMMITTING.value] / 1000,)),
     ]
 
@@ -350,14 +358,16 @@ def _executors(place: Place, kills: int) -> list[Row]:
                 raise error
             return write.last_progress.batch_id + 1 if write.last_progress else 0
 
-        until(batches, 120)
+        def wait_for_more_than(before: int) -> None:
+            until(lambda: batches() > before, 240)
+
+        wait_for_more_than(0)
         for _ in range(kills):
             until(lambda: len(executors()) >= EXECUTORS, 120)
             time.sleep(chance.uniform(0, 2))  # a moment of a batch, whichever
             open_at_kills += len(opened.names())
             chance.choice(executors()).kill()
-            before = batches()
-            until(lambda before=before: batches() > before, 240)
+            wait_for_more_than(batches())
         query.stop()
         done = batches()
         spark.stop()
