@@ -35,8 +35,8 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 def advance(current: Phase, following: Phase) -> Phase:
-    """Return ``following`` if the table allows it after ``current``. Raises RuntimeError if not: a defect of the
-    coordinator, found before it does harm."""
+    """Return ``following`` if it is CLOSED, or ``NEXT`` allows it after ``current``. Raises RuntimeError otherwise, so
+    that a defect of the coordinator does no harm."""
     if following is not Phase.CLOSED and following not in NEXT[current]:
         raise RuntimeError(f"a coordinator can't go from {current.value} to {following.value}")
     return following

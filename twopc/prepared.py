@@ -1,4 +1,4 @@
-"""What sinks share whose database prepares a transaction under a name, such as PostgreSQL and MySQL.
+"""The common part of the sinks for databases that prepare a transaction under a name, such as PostgreSQL and MySQL.
 
 Such a database forgets the name of a transaction that has ended. So each transaction writes a row, its marker, which
 exists exactly if the transaction is committed.

@@ -130,7 +130,7 @@ def call_at_once(call: Callable[[ArgumentT], ResultT], arguments: Sequence[Argum
 
 
 def join(running: list[Worker], threads: Sequence[Worker]) -> None:
-    """Wait for the started ones of ``threads`` to end, and remove all of them from ``running``."""
+    """Wait until each of ``threads`` that was started has ended, and remove all of them from ``running``."""
     for thread in threads:
         while not thread.ended.wait(LOOK_AGAIN_S):
             if thread.ident is None:

@@ -105,8 +105,8 @@ def columns_of(
     delete_where: Column | None,
     latest_by: Column | None,
 ) -> Iterator[Column]:
-    """Yield the columns of an output that ``ByKey.applied`` needs: the record (null for a delete, of which only the key
-    is computed), then key, order and condition."""
+    """Yield the columns of one output for ``ByKey.applied``: the record (null for a delete) and the key. If they are
+    given, the order follows, and the condition with a value that spreads the rows that it leaves out over the tasks."""
     taken = None if where is None else coalesce(where, lit(False))
 
     def within(column: Column) -> Column:

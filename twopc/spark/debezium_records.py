@@ -300,7 +300,8 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any]], tuple[int, ...]]] = {
 
 
 def _transaction(payload: Mapping[str, Any]) -> str | None:
-    """Return the transaction of a change. Databases that can defer the check of a primary key report it as ``txId``."""
+    """Return the id of a change's transaction in the source, or None. Only transactions that defer the check of a
+    primary key can exchange keys, and the databases with such transactions report the id as ``txId``."""
     source = payload.get("source")
     found = source.get("txId") if isinstance(source, dict) else None
     return None if found is None else str(found)

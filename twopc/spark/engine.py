@@ -173,7 +173,7 @@ _UNSUPPORTED_TRIGGERS = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """The input of one batch. Every call for the batch gets the same, as a user's function may run a batch again."""
+    """The input of one batch. It is the same in every call for the batch: a user's function may run a batch again."""
 
     batch_id: int
     reads: Reads  # the batch's input, as JSON

@@ -231,7 +231,8 @@ def sync_folder(folder: Path) -> None:
 @functools.lru_cache(maxsize=256)
 def _sync_name(folder: Path) -> None:
     """Make the names of a folder and its parents survive a power cut, once per process. Existing folders are included,
-    because their creator may have died before its sync. Folders above a mount are on another disk."""
+    because their creator may have died before its sync. Stops at a mount point: the folders above it are on another
+    disk."""
     if folder.is_mount():
         return
     try:

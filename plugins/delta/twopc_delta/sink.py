@@ -127,7 +127,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
-        """Return the current table, without its mark: a coordinator validates before it binds the sink."""
+        """Return the current table. The sink's mark in it is not read: its name is unknown until the coordinator binds
+        the sink, which happens after ``validate``."""
         return self._supported(TableView.of(load(self._storage, f"a look at {self._name}")))
 
     def _supported(self, view: TableView) -> TableView:

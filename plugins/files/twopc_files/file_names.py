@@ -110,8 +110,8 @@ def _file(committable: Committable, entry: JsonValue) -> FileHandle:
 
 
 def pending_name(transaction_id: str, number: int) -> str:
-    """Return the name of a pending file. It has the exact id, never a leased one, as a file system does not remember
-    removed names."""
+    """Return the name of a pending file. It contains the exact id, which is never used twice: a file system does not
+    remember the names of removed files."""
     return f".{transaction_id}-{number}.staged"
 
 

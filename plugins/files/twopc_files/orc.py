@@ -124,7 +124,7 @@ def _without_writer_bugs(column: pa.Array) -> pa.Array:
 
 
 def _null_below_null(column: pa.Array) -> pa.Array:
-    """Return a column, which must not be a slice, with nulls below each null struct."""
+    """Return ``column``, which must not be a slice, with null in all fields of each null struct, at every depth."""
     type_, mask = column.type, column.is_null()
     if types.is_struct(type_):
         return pa.StructArray.from_arrays([*map(_null_below_null, column.flatten())], fields=[*type_], mask=mask)

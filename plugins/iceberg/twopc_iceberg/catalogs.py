@@ -92,9 +92,9 @@ class Lake:
         self._table = None
 
     def failed(self, error: Exception) -> Exception:
-        """Return the error that a failed request means, and reload the table before the next one: its credentials may
-        have expired, and not every catalog reports when. Refused credentials that no catalog renews are a permanent
-        error."""
+        """Return the error to raise for a failed request, and have the table reloaded before the next one: its
+        credentials may have expired, and not every catalog says when they expire. If the store refused them, the error
+        is permanent unless the catalog renews them."""
         self.forget_table()
         if not is_refused_by_store(error):
             return error

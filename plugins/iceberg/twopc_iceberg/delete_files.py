@@ -198,8 +198,9 @@ def _only_path(delete: DataFile) -> str | None:
 
 
 def _applies(delete: DataFile, file: LiveFile) -> bool:
-    """Return whether deletes for several files may name ``file``. They may only if they are in its partition, as the
-    Iceberg specification requires, and if its path is within their bounds."""
+    """Return whether a delete file for several data files may have deletes for ``file``. Both must be in the same
+    partition, as the Iceberg specification requires, and the path of ``file`` within the path bounds of the delete
+    file."""
     places = range(len(file.partition))
     if delete.spec_id != file.spec or not all(_is_same(delete.partition[at], file.partition[at]) for at in places):
         return False

@@ -239,14 +239,9 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
 
 class _Calls(Client):  # type: ignore[misc]  # it has no types
-    """A connection to the metastore, with the state of its lock.
-
-    Attributes:
-        agent: the ``agentInfo`` of the requested lock.
-        lockid: the lock's id in the metastore.
-        left: the lock, until the metastore has confirmed that it is dropped.
-        before: the table as last read from the metastore.
-    """
+    """A connection to the metastore, with the state of its lock.  Attributes: agent: the ``agentInfo`` of the requested
+    lock. lockid: the lock's id in the metastore. left: the lock that this connection would leave behind; None once the
+    metastore has confirmed that it is dropped. before: the table as last read from the metastore."""
 
     agent = ""
     lockid = 0

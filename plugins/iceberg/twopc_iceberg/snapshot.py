@@ -161,7 +161,8 @@ class Attempt(NewSnapshot):
     def is_taken(self, metadata: TableMetadata) -> bool:
         """Return whether the attempt's sequence number is taken, by its own or another snapshot.
 
-        This also holds for metadata that is older than the catalog's: the table was once in that state.
+        ``metadata`` may be older than the catalog's. True is right even then, because sequence numbers only grow; False
+        may be outdated.
         """
         assert not isinstance(metadata, TableMetadataV1)  # has no sequence numbers; the sink refuses it
         return metadata.last_sequence_number >= self.sequence_number

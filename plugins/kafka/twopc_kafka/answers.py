@@ -408,7 +408,8 @@ class TransactionState:
 
     def precedes(self, producer_id: int, producer_epoch: int) -> bool:
         """Return whether this was the id's last transaction before InitProducerId returned ``producer_id`` and
-        ``producer_epoch``. A new producer id always passes: transactions that hang belong to the old one."""
+        ``producer_epoch``. Always true for a new producer id: a hanging transaction belongs to the
+        old one."""
         return producer_id != self.producer_id or producer_epoch == self.producer_epoch + 1
 
 

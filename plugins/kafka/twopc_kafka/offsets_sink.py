@@ -44,7 +44,7 @@ class KafkaProgressSink(KafkaSink):
             that the query reads from.
 
     Raises:
-        ConfigurationError: an option is wrong. Nothing was connected to.
+        ConfigurationError: an option is wrong. No connection was made.
     """
 
     commits_last = True

@@ -141,7 +141,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             ``upsert_by``, for compacted topics; ``transactional.id.prefix``; any property of librdkafka.
 
     Raises:
-        ConfigurationError: an option is wrong. Nothing was connected to.
+        ConfigurationError: an option is wrong. No connection was made.
     """
 
     if_lost = (

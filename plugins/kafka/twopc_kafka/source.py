@@ -76,7 +76,7 @@ class KafkaSource:
     Args:
         options: librdkafka's options. Connection options are those of ``KafkaSink``.
         topics: the names of the topics.
-        max_records: the most records of a batch.
+        max_records: the maximum number of records in a batch.
         max_wait_s: how long to collect the records of a batch.
         starts_at: ``earliest`` or ``latest``, for a log without a batch. With ``latest``, the first batch has no
             records: it records the first offsets in the log.
@@ -84,7 +84,7 @@ class KafkaSource:
             ``reads`` in the log has the offsets that were skipped.
 
     Raises:
-        ConfigurationError: an option is wrong. Nothing was connected to.
+        ConfigurationError: an option is wrong. No connection was made.
     """
 
     def __init__(

@@ -182,8 +182,8 @@ class Table(MarkedTable[Connection]):
             return set(), set()
 
     def write_nothing(self, connection: Connection) -> None:
-        """Insert a row of no transaction into the marker table. If the row exists, nothing is written, but the server
-        treats the transaction as one that has written."""
+        """Insert a row that belongs to no transaction into the marker table, unless it is there. Even then, the server
+        treats the current transaction as one that has written rows."""
         self._of_markers(
             connection, "INSERT IGNORE INTO {markers} (transaction_id, scope, batch_id) VALUES ('', '', 0)"
         )

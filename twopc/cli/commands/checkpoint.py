@@ -76,9 +76,9 @@ def repair(checkpoint: str, log: str, yes: bool, as_json: bool) -> None:
 
 
 class _Repair:
-    """A comparison of a checkpoint with its log, then the repair, unless one of them has changed in between. Raises
-    Refused: the checkpoint can't be repaired exactly; the report has the differences. Raises ConfigurationError or
-    CorruptLog: one of them can't be read."""
+    """Compares a checkpoint with its log when it is created. ``run`` then repairs the checkpoint, unless one of them
+    has changed in between. Raises Refused: the checkpoint can't be repaired exactly; the report has the differences.
+    Raises ConfigurationError or CorruptLog: one of them can't be read."""
 
     def __init__(self, checkpoint: str, log: str, report: Report) -> None:
         self._folder = CheckpointFolder(checkpoint)

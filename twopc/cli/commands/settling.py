@@ -43,7 +43,7 @@ def recovery_of(
 
 
 def recover(recovery: Recovery, waiting: Waiting, report: Report) -> None:
-    """Run the recovery. The document has the incarnation that it opened, even if it fails."""
+    """Run the recovery. Even if it fails, the document then names the incarnation that the recovery opened."""
     try:
         waiting.call("opening the log", recovery.run)
     finally:
