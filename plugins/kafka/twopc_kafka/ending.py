@@ -33,7 +33,7 @@ MARKERS_INTERVALS_S = 0.0002, 0.005
 
 STUCK_S = 40.0
 """How long a transaction looks stuck before the query stops with ``OperatorRequired``. A coordinator whose replicas are
-slow looks like that, too, until it goes on without them after ``replica.lag.time.max.ms``, 30 s by default."""
+slow looks stuck, too, until the leader drops them after ``replica.lag.time.max.ms``, 30 s by default."""
 
 LONGEST_GAP_S = 10.0
 """The longest gap between two checks that find a transaction stuck. After a longer one, ``STUCK_S`` starts again: this
@@ -57,8 +57,8 @@ ADVICE = (
 
 
 def outcome_of(described: TransactionState | None, committable: Committable, version_now: int | None = None) -> Outcome:
-    """Return what became of the transaction. ``version_now``, the version of EndTxn that would end it now, is used if
-    the transaction's record has no version.
+    """Return what became of the transaction. ``version_now``, the version of EndTxn that would end the transaction now,
+    stands in for a version that the transaction's record lacks.
 
     Raises:
         OutcomeUnknown: the transaction's record lacks the producer id, the epoch or, without ``version_now``, the
@@ -68,7 +68,8 @@ def outcome_of(described: TransactionState | None, committable: Committable, ver
 
 
 def wait_for_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
-    """Wait until the coordinators have finished ending these transactions. Even then, markers may have been left out.
+    """Wait until the coordinators have finished ending these transactions. A coordinator may report that it has
+    finished although it has left markers out.
 
     Returns:
         The transactions that were not finished within ``MARKERS_TIMEOUT_S``.
@@ -104,9 +105,10 @@ def unmarked(committable: Committable) -> Retriable:
 class Stuck:
     """Decided transactions that look stuck, and since when.
 
-    A transaction is stuck if ``transaction.version`` was lowered to 0 while Kafka was ending it by a version of EndTxn
-    that needs a higher one. The coordinator can then proceed no further: the transaction stays ongoing while each
-    EndTxn is refused, or stays in its "Prepare" state although all markers are written.
+    A transaction gets stuck if ``transaction.version`` is lowered to 0 while Kafka is ending the transaction by a
+    version of EndTxn that needs a higher ``transaction.version``. The coordinator can then proceed no further: the
+    transaction stays ongoing while each EndTxn is refused, or stays in its "Prepare" state although all markers are
+    written.
     """
 
     def __init__(self) -> None:
@@ -163,7 +165,7 @@ def abort(control: Control, committable: Committable) -> None:
     The call succeeds whenever the transaction is no longer ongoing, whatever the answer.
 
     Raises:
-        Retriable: it is still ongoing, or the cluster did not answer.
+        Retriable: the transaction is still ongoing, or the cluster did not answer.
         OperatorRequired: the brokers deny this principal the right, or the coordinator can't end the transaction.
     """
     name, version = committable.transaction_id, version_of(committable, control.end_txn_version)

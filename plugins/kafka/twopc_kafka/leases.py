@@ -1,20 +1,20 @@
-"""Leased names: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
+"""Leased names: each task attempt leases a name on its own machine, and no other attempt can use the name meanwhile.
 
-Kafka keeps every name for days, so names are used again. Beginning a transaction under a name rolls back the
+Kafka remembers every name for days, so names are reused. Beginning a transaction under a name rolls back the
 transaction that is open under it. An attempt may be late by any amount of time: it waited for a broker, its machine was
 suspended, or its rival won long ago. No clock shows when it is dead, but the kernel of its machine does: a name is a
 file with a lock. The attempt holds the lock while it may still begin, and the lock ends with its process.
 
-``next_use`` has the rules for the attempt that holds a name's lock:
+``next_use`` applies these rules to the attempt that holds a name's lock:
 
 - The name was last used in an older round: take it. Rounds follow each other, so that round is settled. A transaction
   that is still open under the name can never be decided; the sink decides whether to use the name (``Lease.was_used``).
-- The name was last used in this round or a newer one: leave it, since its transaction is or may be decided. A late
-  attempt finds every name of newer rounds like this, and leases an unused one.
+- The name was last used in this round or a newer one: leave it, because its transaction is or may be decided. A late
+  attempt therefore skips every name of a newer round, and leases an unused one.
 - The last user died or failed before everything it sent was answered, or the machine has booted since: give the file
-  another name. Requests sent under the old one may still arrive.
+  another name. Requests sent under the old name may still arrive.
 
-So a machine has four names (``BATCH_SLOTS``) per attempt of its largest round, and four more per attempt that died,
+So a machine needs four names (``BATCH_SLOTS``) per attempt of its largest round, and four more per attempt that died,
 failed or did not use its leased name.
 """
 
@@ -78,10 +78,10 @@ def next_use(last: Use | None, boot: str, round: RoundNumbers) -> Use | None:
 
 
 class Lease:
-    """A name that no other attempt has, on any machine, until it is released or this process is dead.
+    """A name that no other attempt on any machine can use until the lease is released or this process is dead.
 
     Attributes:
-        was_used: whether an earlier attempt had the name, and may have left a transaction open under it.
+        was_used: whether an earlier attempt used the name, and may have left a transaction open under it.
     """
 
     def __init__(self, pool: str, use: Use, slot: Slot | None, was_used: bool = False) -> None:
@@ -97,16 +97,17 @@ class Lease:
                 self._slot.write(_to_json(replace(self._use, is_answered=True)))
 
     def release(self) -> None:
-        """Give the name back. Its transaction is pre-committed or rolled back, and this lease begins no other."""
+        """Give the name back, once its transaction is pre-committed or rolled back. The lease can't be used any
+        more."""
         if self._slot is not None:
             self._slot.close()
             self._slot = None
 
 
 def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
-    """Lease a name of ``pool`` for one attempt of ``round``. With ``is_new``, the name was never used before.
+    """Lease a name of ``pool`` for one attempt of ``round``. With ``is_new``, lease a name that was never used before.
 
-    If this machine has no folder to lock files in, every lease is a new name, which the target system has to keep.
+    If this machine has no folder to lock files in, every lease takes a new name, which Kafka then keeps for days.
 
     Raises:
         PoolExhausted: attempts of this round or newer ones hold all names.
@@ -135,8 +136,8 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
 
 _searched: dict[str, tuple[RoundNumbers, int]] = {}
 """Pool → its last round in this process, and how many files the attempts of that round have tried. Later attempts of
-the round skip these files, else the number of tries would grow with the square of the number of tasks. Skipping a file
-is always safe."""
+the round skip these files, which is always safe. Otherwise the number of tries would grow with the square of the number
+of tasks."""
 
 
 def open_slot(pool: str, number: int) -> Slot | None:
@@ -207,7 +208,8 @@ def _require_own(path: Path, status: os.stat_result) -> None:
 
 @functools.cache
 def _boot() -> str:
-    """Return the id of this machine's current boot. A clone of its disk, or a disk that lost writes, has another."""
+    """Return the id of this machine's current boot. Any boot changes the id, so a name file on a cloned disk, or on a
+    disk that lost writes, does not match it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

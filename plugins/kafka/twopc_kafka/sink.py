@@ -283,7 +283,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     @property
     def may_time_out(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
-        """Kafka rolls a transaction back when its commit takes longer than its timeout, if it has one."""
+        """Whether Kafka may roll a decided transaction back, because the commit takes longer than the transaction's
+        timeout."""
         return self._is_transactional
 
     @property
@@ -293,8 +294,9 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         return (self._options.transaction_timeout_ms - self._options.commit_margin_ms) / 1000
 
     def open(self) -> None:
-        """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse what
-        would fail in each task. If a decided batch must be committed first, refuse the next batch instead.
+        """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse
+        options that would fail in every task. If a decided batch must be committed first, refuse the next batch
+        instead.
 
         Raises:
             ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, the options require
@@ -365,7 +367,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         the topic is looked up again for ``UNKNOWN_TOPIC_S``, and refused only if most brokers do not know it.
 
         Raises:
-            ConfigurationError: it does not exist.
+            ConfigurationError: the topic does not exist.
             Retriable: the brokers do not agree.
         """
         deadline = time.monotonic() + UNKNOWN_TOPIC_S
@@ -455,8 +457,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 )
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
-        """Describe the transactions. Prove each state that would veto the batch, which costs less than running it
-        again."""
+        """Describe the transactions. Each state that would veto the batch is proven first, because a proof costs less
+        than running the batch again."""
         described = self._control.describe([committable.transaction_id for committable in committables])
         doubtful = [c.transaction_id for c in committables if not is_ongoing(described.get(c.transaction_id), c)]
         for name in doubtful:
@@ -540,8 +542,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         transaction without an error, so roll it back first if it is ongoing. Use metadata from ``since_s`` or later.
 
         Raises:
-            TransactionLost: nothing of it is committed, so it may be written again as a whole.
-            OutcomeUnknown: it is committed, and readers may or may not have seen the deleted records.
+            TransactionLost: no part of the transaction is committed, so all of its records may be written again.
+            OutcomeUnknown: the transaction is committed, and readers may or may not have seen the deleted records.
         """
         if identity_of(committable) in self._visible:
             return  # readers had its records before the topic was deleted
@@ -609,13 +611,13 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 )
 
     def _lost(self, committable: Committable, what: str) -> TransactionLost:
-        """Return the error for a lost transaction. Records with a replay copy must not be written by other means: the
-        coordinator writes them again, or reports how to have that done."""
+        """Return the error for a lost transaction. The advice to write the records again is left out if they have a
+        replay copy: the coordinator then writes them itself, or reports what to do."""
         return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Return once readers see the whole batch, so that a sink that commits last is never ahead of it. Kafka answers
-        a commit before it has written the markers, and may leave one out."""
+        """Wait until readers see the whole batch, so that a sink that commits last is never ahead of this one. Kafka
+        answers a commit before it has written the markers, and may leave one out."""
         ended = [committable for committable in committables if committable.handle]
         if not ended:
             return
@@ -649,8 +651,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         committed: Mapping[str, Sequence[Committable]],
         given_up: Mapping[str, Sequence[Committable]],
     ) -> None:
-        """Write the markers that this sink owes the batch. They do not depend on its options, which may have changed
-        since the decision."""
+        """Write the markers that this sink owes the batch. They follow from the log, not from the sink's options, which
+        may have changed since the decision."""
         for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed, given_up):
             what = f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}"
             code = self._leaders.append(marker.topic, markers.PARTITION, marker.encoded())
@@ -692,7 +694,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             abort(self._control, committable)
 
     def _name(self, committable: Committable) -> str:
-        """Return the transactional id. Raises ``CorruptLog`` if it is not this sink's but maybe another query's."""
+        """Return the transactional id. Raises ``CorruptLog`` if the id is not one of this sink's: it may be another
+        query's."""
         if not self.transactional_ids.owns_leased(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id

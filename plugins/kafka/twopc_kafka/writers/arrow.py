@@ -28,7 +28,7 @@ from twopc_kafka.writers.settings import settings
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNK_RECORDS = 100_000
 """The limits of a chunk, which is encoded as a whole. They bound the memory that encoding takes in addition to the
-batches in flight. Small records reach the second limit first, because of their overhead per record."""
+batches in flight. Because of the overhead per record, small records are limited by number rather than by bytes."""
 
 
 class ArrowWriter:

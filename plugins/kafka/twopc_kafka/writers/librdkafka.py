@@ -225,7 +225,7 @@ class Writer:
         return Lookups(cluster_of(self._options.control, timeout_ms), unknown_ms, timeout_ms)
 
     def _look_up(self, topic: str) -> int:
-        """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
+        """Look up a topic through kafka-python, because librdkafka does not report a topic's id."""
         found = self._lookups.find(topic)
         if self._transactional and found.id:
             self.topic_ids.setdefault(topic, found.id)
@@ -233,7 +233,8 @@ class Writer:
 
     @property
     def written(self) -> Written:
-        """How much was written to each partition, after ``finish``. Empty without markers: only they need reports."""
+        """How much was written to each partition, after ``finish``. Only counted if the batch gets a marker; empty
+        otherwise."""
         return self._reports.written
 
     def finish(self) -> ProducerIdentity | None:
@@ -262,7 +263,7 @@ class Writer:
 
         Raises:
             Retriable: no broker answered in time.
-            RoundAborted: this producer can't roll it back. The coordinator's sweep does.
+            RoundAborted: this producer can't roll the transaction back. The coordinator's sweep will.
         """
         if self._has_ended:
             return
@@ -286,7 +287,8 @@ class Writer:
     def _end(self) -> None:
         """End a producer that has failed for good. confluent-kafka would otherwise keep it and its threads forever.
 
-        Never close another producer: ``close`` would roll back a transaction that has voted, and wait for the answer.
+        Never close a producer that has not failed: ``close`` would roll back a transaction that has voted, and wait for
+        the answer.
         """
         self._producer.purge()
         _apart(_close, self._producer)
@@ -309,7 +311,7 @@ class Writer:
             raise self._broken(self._reason(raised)) from raised
 
     def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
-        """Return the raised error, or the fatal error of the producer if confluent-kafka has lost it."""
+        """Return the raised error, or the producer's fatal error if confluent-kafka raised another one in its place."""
         if (error := _of_librdkafka(raised)).code() in _WITHOUT_REASON:
             try:
                 _apart(self._producer.begin_transaction)  # fails, with the fatal error if there is one
@@ -370,8 +372,8 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
-    """Poll a writer's producer until it is closed or the writer is garbage-collected. That may never happen: an error
-    that confluent-kafka leaks may refer to the writer for as long as the process lives."""
+    """Poll a writer's producer until it is closed or the writer is garbage-collected. An error that confluent-kafka
+    leaks may keep the writer from being collected for as long as the process lives."""
     while (polled := writer()) is not None and not polled.is_closed:
         with contextlib.suppress(Exception):  # it has been closed, or a handler of log records raised
             polled.poll()
@@ -427,7 +429,7 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
 
 def _failed(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError:
     """Return the error for an answer that fails the task. The batch can be run again if the code is librdkafka's own,
-    i.e. negative, or if librdkafka or the table has it as temporary."""
+    i.e. negative, or if librdkafka or the table of ``answers`` classifies the error as temporary."""
     known = meaning(error.code())
     if error.code() < 0 or error.retriable() or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
         return RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")

@@ -54,7 +54,7 @@ class OffsetsWriter:
 
         Raises:
             RoundAborted: the brokers did not accept the offsets.
-            ConfigurationError: the brokers don't have one of the topics.
+            ConfigurationError: one of the topics does not exist.
             OperatorRequired: the brokers deny this principal the group or a topic.
         """
         name, producer = self._transaction.transactional_id, self._transaction.producer

@@ -70,7 +70,7 @@ class Sending:
     """The sending half of one transaction. Its coroutines run in the cluster's thread, and only they use the lanes.
 
     Args:
-        asked: topic → a call of ``Cluster.leaders`` that has started already.
+        asked: topic → a call of ``Cluster.leaders`` that is already under way.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Sending:
 
 
 def _refused(answer: Any, batch: RecordBatch) -> int | None:
-    """Return the position in the transaction of the first record that the broker names (KIP-467)."""
+    """Return the position, within the transaction, of the first record that the broker reports as refused (KIP-467)."""
     named = [each.batch_index for each in answer.record_errors or () if 0 <= each.batch_index < batch.count]
     if not named and batch.count > 1:
         return None

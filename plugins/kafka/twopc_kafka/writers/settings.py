@@ -21,7 +21,7 @@ _NUMBERS = {
     "message.timeout.ms": 120_000,
 }
 _OWN_LEVEL = -1
-"""librdkafka's default for 'compression.level': the codec's own."""
+"""librdkafka's default for 'compression.level', which selects the codec's own default."""
 _FIXED = {
     "partitioner": "murmur2_random",  # the same partition as Spark's own sink and Java
     "enable.sparse.connections": "False",  # only for librdkafka; allowed because it is among the sink's defaults
@@ -51,7 +51,7 @@ class Settings:
 
 
 def codec(properties: Mapping[str, Any]) -> str:
-    """Return the codec's name, given under either name of the property."""
+    """Return the name of the codec, from 'compression.type' or its alias 'compression.codec'."""
     given = (properties[name] for name in ("compression.type", "compression.codec") if name in properties)
     return str(kind_of("compression.type").read(next(given, NONE)))
 

@@ -1,4 +1,5 @@
-"""Byte buffers in memory that Arrow's pool reuses. Getting new memory from the system costs three times a copy."""
+"""Byte buffers in memory that Arrow's pool reuses. Getting new memory from the system takes three times as long as
+copying."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 LARGEST_BYTES = 8 * 1024 * 1024
-"""More than any of NumPy's arrays takes while a chunk is encoded."""
+"""More bytes than any single NumPy array takes while a chunk is encoded."""
 
 
 @functools.cache

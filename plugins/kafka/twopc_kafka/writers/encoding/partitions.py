@@ -43,7 +43,7 @@ def choose(count: int, otherwise: Integers, key: pa.Array | None, named: pa.Arra
 
 
 def grouped(chosen: Integers) -> tuple[Integers, dict[int, slice]]:
-    """Return the records' positions, stably sorted by partition, and partition → its slice of them."""
+    """Return the records' positions, stably sorted by partition, and the slice of them for each partition."""
     order = np.argsort(chosen.astype(np.min_scalar_type(chosen.max())), kind="stable")  # narrow integers sort faster
     ordered = chosen[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))

@@ -1,8 +1,8 @@
 """Zig-zag varints, the integers of Kafka's records, encoded for whole columns at once.
 
 A column of n integers becomes several columns of n bytes: one for the first byte of each varint, one for the second,
-and so on. Each has a mask of the rows whose varint has such a byte. Side by side, read row by row where the mask is
-set, the columns are the encoded integers one after another.
+and so on. Each comes with a mask of the rows whose varint is long enough to have that byte. With the columns side by
+side, the masked bytes, read row by row, are the encoded integers one after another.
 Source: the protocol guide's "Varint" and "Varlong", which are those of Protocol Buffers.
 """
 
@@ -65,7 +65,7 @@ def sizes(values: Integers) -> Integers:
 
 
 def rows(parts: Sequence[Varints]) -> pa.Array:
-    """Return a binary array whose row *i* has the encoded integers *i* of all ``parts``, side by side."""
+    """Return a binary array whose row *i* is the concatenation of the encoded integers *i* of all ``parts``."""
     columns = [column for part in parts for column in part.columns]
     count = len(parts[0])
     together = np.empty((count, len(columns)), np.uint8)
