@@ -67,7 +67,7 @@ class Meaning:
         name: Kafka's name of the error.
         answer: what a writer does about it.
         advice: what a user should check or change.
-        to_end: what to do if EndTxn returns it.
+        to_end: what to do if EndTxn returns the error.
     """
 
     name: str
@@ -263,8 +263,8 @@ class RefusedByBrokers(RecordRefused):
 def records_refused(
     code: int, servers: str, topic: str, partition: int | None, position: int | None = None
 ) -> RefusedByBrokers:
-    """Return the error for records that the brokers reject. The brokers' own message is left out, as it may show a
-    value."""
+    """Return the error for records that the brokers reject. The brokers' own message is left out, because it may quote
+    a value."""
     what = meaning(code)
     return RefusedByBrokers(
         f"the brokers at {servers} refuse records: {what.name}. {what.advice}",

@@ -25,8 +25,8 @@ USUAL_EXPIRATION_MS = 604_800_000
 """Kafka's default of transactional.id.expiration.ms, seven days."""
 
 LARGEST_SKEW_S = 5.0
-"""The largest clock skew without a warning, longer than a usable network delays a response. The protocol does not rely
-on clocks."""
+"""The largest clock skew that gets no warning: longer than any usable network delays a response. The protocol does not
+rely on clocks."""
 
 
 def of_sink(
@@ -192,7 +192,7 @@ def timeout(options: KafkaOptions) -> CheckResult:
 
 
 def version(control: Control) -> CheckResult:
-    """Check that the brokers have the transactions of Kafka 4.0."""
+    """Check that the brokers support the transactions of Kafka 4.0."""
     check = "transaction.version of the brokers"
     if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
         return CheckResult.passed(check, f"2 or later, Kafka {control.release} or later")
@@ -275,7 +275,7 @@ def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> Ch
 
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
     """Commit an offset of a consumer group in a transaction that has just begun, for any topic that this principal may
-    read. Returns the same as ``try_to_write``."""
+    read. Return how far ahead the broker's clock is, in seconds."""
     ahead_s = control.run(_add_to_transaction, control, requests.add_offsets(name, producer, group), name)
     control.run(_commit_an_offset, control, name, producer, group)
     return ahead_s

@@ -34,7 +34,8 @@ _NOW = 0
 
 
 def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str] = ()) -> None:
-    """Refuse a schema that can't be written or, with ``upsert_by``, whose records would not replace those of their key.
+    """Refuse a schema that can't be written or, with ``upsert_by``, whose records would not replace earlier records of
+    the same key.
 
     Raises:
         SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.

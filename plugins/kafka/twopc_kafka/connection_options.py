@@ -166,8 +166,8 @@ def for_librdkafka(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unusable_here(owner: str, message: str) -> ConfigurationError:
-    """Return the error for checked options that librdkafka can't use on this host. librdkafka quotes values, which may
-    be secrets, so they are left out, and librdkafka's own error must not be the cause."""
+    """Return the error for checked options that librdkafka can't use on this host. librdkafka's own error quotes
+    values, which may be secrets. The returned error leaves them out, and must not be raised from librdkafka's."""
     without_values = re.sub(r'"[^"]*"', '"..."', message.strip())
     return ConfigurationError(f"librdkafka can't use the options of {owner} on this host: {without_values}")
 

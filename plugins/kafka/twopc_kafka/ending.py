@@ -33,7 +33,8 @@ MARKERS_INTERVALS_S = 0.0002, 0.005
 
 STUCK_S = 40.0
 """How long a transaction looks stuck before the query stops with ``OperatorRequired``. A coordinator whose replicas are
-slow looks stuck, too, until the leader drops them after ``replica.lag.time.max.ms``, 30 s by default."""
+slow looks stuck, too, until it drops them from the in-sync replicas after ``replica.lag.time.max.ms``, 30 s by
+default."""
 
 LONGEST_GAP_S = 10.0
 """The longest gap between two checks that find a transaction stuck. After a longer one, ``STUCK_S`` starts again: this

@@ -2,8 +2,8 @@
 
 Up to Kafka 4.3.1 a coordinator leaves the marker out if a partition has no leader for a moment, and still reports the
 transaction as complete. In that partition, a committed transaction is then invisible and holds back readers. The
-records of a rolled-back one become visible with the next commit of its producer. This module finds both kinds of
-transaction and writes the missing marker.
+records of a rolled-back transaction become visible with the next commit of its producer. This module finds both kinds
+of transaction and writes the missing marker.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from twopc_kafka.handles import identity_of
 logger = logging.getLogger(__name__)
 
 LOOK_MAX_AGE_S = 1.0
-"""How long a look that found no hanging transaction is reused. The sweep right after a completed batch then skips its
-own look."""
+"""How long the result of a look that found no hanging transaction is reused. It spares the sweep right after a
+completed batch a look of its own."""
 
 _WHERE = "hanging"  # the key in a hanging transaction's handle; its value is the partition in which it hangs
 

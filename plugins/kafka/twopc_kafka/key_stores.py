@@ -82,7 +82,7 @@ def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def context_of(properties: Mapping[str, Any]) -> TlsContext | None:
-    """Return kafka-python's TLS context for checked properties, or None if its default will do."""
+    """Return kafka-python's TLS context for checked properties, or None if kafka-python's default context will do."""
     given = tuple((name, str(properties[name])) for name in _OF_CONTEXT if name in properties)
     return TlsContext(given) if given else None
 
@@ -138,7 +138,8 @@ class TlsContext:
 
 @contextlib.contextmanager
 def _file(content: str | None) -> Iterator[str | None]:
-    """Give a text a path, as OpenSSL reads keys only by path. Upholds: nobody else can read it, even after a kill."""
+    """Yield the path of a file with this text, because OpenSSL reads keys only from files. Upholds: nobody else can
+    read the text, even after this process is killed."""
     if content is None:
         yield None
     elif hasattr(os, "memfd_create"):

@@ -97,8 +97,8 @@ class Lease:
                 self._slot.write(_to_json(replace(self._use, is_answered=True)))
 
     def release(self) -> None:
-        """Give the name back, once its transaction is pre-committed or rolled back. The lease can't be used any
-        more."""
+        """Give the name back, once its transaction is pre-committed or rolled back. This lease must begin no other
+        transaction."""
         if self._slot is not None:
             self._slot.close()
             self._slot = None

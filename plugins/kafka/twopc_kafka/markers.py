@@ -1,10 +1,10 @@
 """Whole batches for readers: each record names its batch in a header, and a marker in another topic announces each
 complete batch.
 
-``docs/examples/markers`` has readers. A marker states a fact about a decided and committed batch, so it may be written
-again after a crash, when it is not known whether it was. The sink's ``announce`` writes it after all sinks have
-committed and completed the batch, from the transactions that are then in the log. Transactions that Kafka rolled back
-are replaced there by others, whose partitions and offsets may differ.
+``docs/examples/markers`` contains example readers. A marker states a fact about a decided and committed batch. After a
+crash that leaves open whether the marker was written, it may therefore be written again. The sink's ``announce`` writes
+the marker after all sinks have committed and completed the batch, from the transactions that are then in the log. In
+the log, transactions that Kafka rolled back have been replaced by others, whose partitions and offsets may differ.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ UNKNOWN_END = 2**63 - 1
 """Stands for an end offset that the broker has not reported. It never gets into a marker."""
 
 _GZIP = 1
-"""Kafka's number for gzip, which every reader supports, and Python without further packages. It shrinks the rows of a
-marker to a fifth."""
+"""Kafka's number for gzip, which every reader supports and which is in Python's standard library. gzip shrinks the rows
+of a marker to a fifth."""
 
 Written: TypeAlias = Mapping[tuple[str, int], tuple[int, int]]
 """Topic and partition → the number of records written there, and the end offset, which follows the last of them."""
@@ -46,7 +46,7 @@ def batch_name(log_id: str, batch_id: int) -> str:
 
 
 def stamped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Return the records with one more header each, the last, which has the name of their batch."""
+    """Return the records, each with one more header at the end: the name of its batch."""
     count = batch.num_rows
     key, value = pa.array([HEADER], pa.string()), pa.array([name.encode()], pa.binary())
     lengths, place = np.zeros(count, np.int64), batch.schema.get_field_index("headers")

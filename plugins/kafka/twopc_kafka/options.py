@@ -1,7 +1,8 @@
 """The sink's own options, and those that are passed on to librdkafka.
 
 Two clients use the options: librdkafka, if it is the writer, and kafka-python for the Arrow writer and for the control
-connection, which describes, lists and ends transactions. ``connection_options`` has the options that both must honor.
+connection, which describes, lists and ends transactions. ``connection_options`` defines the options that both must
+honor.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ class KafkaOptions:
         return self.transaction_timeout_ms if self.has_timeout else None
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
-        """Return the options with another ``transaction.timeout.ms``. Timeouts that it limits are lowered to fit."""
+        """Return the options with another ``transaction.timeout.ms``. Timeouts that must not exceed it are lowered."""
         properties = {**self.with_message_timeout(timeout_ms).properties, "transaction.timeout.ms": timeout_ms}
         return replace(self, commit_margin_ms=min(self.commit_margin_ms, timeout_ms // 3), properties=properties)
 
@@ -277,8 +278,8 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     """Check a user's options.
 
     Raises:
-        ConfigurationError: an option is wrong or missing. The error names the option. It never shows the value, except
-            that of an option with a fixed set of values.
+        ConfigurationError: an option is wrong or missing. The error names the option. It shows the value only for an
+            option with a fixed set of values.
     """
     given = {name: value for name, value in options.items() if not (name == "topic" and value is None)}
     properties.refuse_other_types(OWNER, given)

@@ -72,7 +72,7 @@ _CONTEXTS = (
 
 
 def _milliseconds(most: int) -> Kind:
-    """Return the kind of a number of milliseconds, which may have a fraction."""
+    """Return the kind of a property whose value is a number of milliseconds, possibly with a fraction."""
 
     def read(given: Any) -> float:
         if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", str(given).strip()) or float(given) > most:
@@ -163,7 +163,7 @@ def check(owner: str, properties: Mapping[str, Any]) -> None:
 
 
 def check_together(owner: str, properties: Mapping[str, Any], is_transactional: bool) -> None:
-    """Check the properties that depend on each other. Each value has been checked by itself before.
+    """Check the properties that depend on each other, after each value has been checked by itself.
 
     Raises:
         ConfigurationError: two values contradict each other.

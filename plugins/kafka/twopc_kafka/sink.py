@@ -283,8 +283,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     @property
     def may_time_out(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
-        """Whether Kafka may roll a decided transaction back, because the commit takes longer than the transaction's
-        timeout."""
+        """Whether Kafka may roll a transaction back: it does so when the commit takes longer than the transaction's
+        timeout, if there is one."""
         return self._is_transactional
 
     @property

@@ -63,7 +63,7 @@ _PASSING = (
     KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001  # its name
     KafkaError._PARTITION_EOF,  # noqa: SLF001  # its name
 )
-"""The errors with which librdkafka reports that brokers are unreachable. It recovers by itself."""
+"""The errors with which librdkafka reports that brokers are unreachable. It recovers from them by itself."""
 
 
 class KafkaSource:
@@ -81,7 +81,7 @@ class KafkaSource:
         starts_at: ``earliest`` or ``latest``, for a log without a batch. With ``latest``, the first batch has no
             records: it records the first offsets in the log.
         fail_on_data_loss: whether to stop if Kafka has deleted records that were not read. If not, the batch's
-            ``reads`` in the log has the offsets that were skipped.
+            ``reads`` in the log record the skipped offsets.
 
     Raises:
         ConfigurationError: an option is wrong. No connection was made.
@@ -150,7 +150,7 @@ class KafkaSource:
         again.
 
         Raises:
-            OperatorRequired: a topic is gone, was created again, or no longer has the next record.
+            OperatorRequired: a topic is gone, was created again, or no longer contains the next record.
             Retriable: the brokers did not answer.
         """
         known: Any = position or {}
@@ -268,7 +268,8 @@ class KafkaSource:
         return bounds
 
     def _next_offset(self, topic: str, number: int, offset: int) -> int:
-        """Return the offset to read next: ``offset``, or the first one left if deleted records may be skipped."""
+        """Return the offset to read next: ``offset``, or the first offset that Kafka still has, if deleted records may
+        be skipped."""
         low, high = self._bounds(topic, number)
         if offset > high:
             raise OperatorRequired(

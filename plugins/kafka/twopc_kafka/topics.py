@@ -1,4 +1,5 @@
-"""Topics that were deleted, and maybe created again, after a transaction wrote to them. Its records there are lost.
+"""Topics that were deleted, and maybe created again, after a transaction wrote to them. The transaction's records there
+are lost.
 
 Kafka commits the rest of such a transaction without an error. A topic that is created again gets a new id.
 """
@@ -51,7 +52,7 @@ def _ids_now(
 
 
 def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
-    """Return the topics whose ids differ between ``then`` and ``now``, and those that do not exist now."""
+    """Return the topics whose ids differ between ``then`` and ``now``, and the topics that do not exist now."""
     changed = [topic for topic, id in then if now.get(topic, id) != id]
     return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
 

@@ -26,8 +26,8 @@ HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.string(): _TEXT,
     pa.large_string(): _TEXT,
 }
-"""Arrow type → the column types that hold all of its values, or for which the server in strict mode or ``rows`` refuses
-the others. ``Column.keeps`` handles numbers and times. Missing types, such as SET, are refused."""
+"""Arrow type → the column types that hold all of its values, or all except those that ``rows`` or the server in strict
+mode refuses. ``Column.keeps`` handles numbers and times. Missing types, such as SET, are refused."""
 
 EXACT = frozenset(
     (
@@ -43,7 +43,7 @@ character in cp932, and hundreds in tis620."""
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
 _ESCAPED = re.compile(r"''|\\.")
 _ESCAPES = {"''": "'", r"\\": "\\", r"\n": "\n", r"\r": "\r", r"\0": "\0"}
-"""How the server spells a character of a label, whatever ``sql_mode`` is → the character."""
+"""The server's spelling of a character in a label, whatever ``sql_mode`` is → the character."""
 
 _DIGITS = {pa.timestamp("s"): 0, pa.timestamp("ms"): 3, pa.timestamp("us"): 6}
 

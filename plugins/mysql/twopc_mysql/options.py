@@ -30,7 +30,7 @@ PARAMETERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"), flag().read),
     "connect_timeout": whole_number(least=1, most=600).read,
 }
-"""The parameters of PyMySQL that a URL may have."""
+"""The parameters of PyMySQL that a URL may contain."""
 
 
 def _connection(given: Any) -> dict[str, Any]:

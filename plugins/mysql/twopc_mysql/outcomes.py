@@ -187,7 +187,7 @@ def may_repeat(error: pymysql.MySQLError) -> bool:
 
 
 def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
-    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
+    """Return the error for a participant's failed write: its vote is no, and no part of ``what`` is visible.
     ``columns`` are the records' columns; None if no record is involved."""
     if columns is not None and (refused := rule_broken(number(error), str(error), columns)):
         return refused

@@ -36,7 +36,7 @@ def statements(
     head: bytes, rows: pa.Array, tail: bytes, most_bytes: int, by: bytes = b",", at_once: int = 1 << 31
 ) -> Iterator[bytes]:
     """Yield statements that cover all of ``rows``, each of about ``STATEMENT_BYTES`` and with at most ``at_once`` rows.
-    ``by`` separates rows.
+    ``by`` is the separator between rows.
 
     Raises:
         RecordRefused: a record is longer than ``most_bytes``, the server's limit. Raised before the first statement.
@@ -106,8 +106,8 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
 
 
 def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield the checks for values that the server might change without a warning: a predicate that is true for fine
-    values, and the reason for an error."""
+    """Yield the checks for values that the server might change without a warning: a predicate that is true for
+    acceptable values, and the reason to report for others."""
     if not column.is_nullable:  # a null might become the current time (TIMESTAMP), or the next number (AUTO_INCREMENT)
         yield lambda part: not part.null_count, "the column is NOT NULL, and the record has no value for it"
     if is_string(type):
@@ -139,12 +139,13 @@ def _required_of_text(type: pa.DataType, column: Column) -> Iterator[tuple[Calla
 
 
 def _all(fine: pa.BooleanArray) -> bool:
-    """Return whether all are true; also for no values."""
+    """Return whether all values are true. The result is True if there are no values."""
     return pc.all(fine).as_py() is not False
 
 
 _LONGEST_NUMBER = 400
-"""Every double has a shorter text, and Python refuses to convert very long ones."""
+"""The length of text, in characters, up to which a number is compared. Every double has a shorter text, and Python
+refuses to convert very long ones."""
 
 
 def _is_kept(spelled: str) -> bool:

@@ -39,8 +39,8 @@ _SETTINGS = """
         autocommit = 1, unique_checks = 1, foreign_key_checks = 1, sql_notes = 1, max_error_count = 65535,
         wait_timeout = 28800, completion_type = 0, sql_select_limit = 18446744073709551615, sql_safe_updates = 0
 """
-"""Other values of the last three would leave the driver's session in a transaction, hide rows from it, or prevent it
-from deleting."""
+"""With other values, the last three settings would leave the driver's session in a transaction, hide rows from it, or
+prevent it from deleting rows."""
 
 _SETTINGS_OF_MARIADB = """
     SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,
@@ -49,7 +49,7 @@ _SETTINGS_OF_MARIADB = """
 """No limits: a transaction is idle while its task computes more records, and a write may take long."""
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
-"""With READ COMMITTED, inserts take no gap locks, for which transactions of the same batch would wait."""
+"""Under READ COMMITTED, inserts take no gap locks. Transactions of the same batch would wait for such locks."""
 
 
 def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeout_s: float) -> Connection:

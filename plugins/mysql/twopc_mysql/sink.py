@@ -231,7 +231,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
 
         Raises:
             Retriable: a session still holds the transaction, or another process is ending it. The server then reports
-                XAER_NOTA, as if the transaction were gone, but lists it or has its marker.
+                XAER_NOTA, as if the transaction were gone, but still lists the transaction or stores its marker.
         """
         deadline = time.monotonic() + HELD_S
         while True:
@@ -242,8 +242,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             _wait_until(deadline, what)
 
     def _end_name(self, connection: Connection, verb: str, name: str, what: str, deadline: float) -> bool:
-        """End the transaction with this name. Return False if there is none, or if the server rolls it back. Raises
-        like ``_ended``."""
+        """End the transaction with this name. Return False if there is no such transaction, or if the server rolls it
+        back. Raises like ``_ended``."""
         while True:
             try:
                 ask(connection, f"XA {verb} {xid(name)}")
@@ -273,8 +273,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         self._prepare_empty(name, table, writes=verb == "COMMIT")
 
     def _prepare_empty(self, name: str, table: Table, *, writes: bool) -> None:
-        """Prepare an empty transaction with this name. With ``writes``, the server treats it as one that has
-        written."""
+        """Prepare an empty transaction with this name. With ``writes``, the server treats the transaction as one that
+        has written rows."""
         session = bounded(self._options.connection)
         try:
             if writes:
@@ -295,8 +295,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         return prepared(connection)
 
     def _left(self, connection: Connection) -> list[str]:
-        """Return the names of prepared transactions. They include those of which the server has ended only the name,
-        since a crash may bring them back, and those that a session is about to prepare."""
+        """Return the names of prepared transactions. Also return those of transactions whose name alone the server has
+        ended, because a crash may bring them back, and of transactions that a session is about to prepare."""
         return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
 
 

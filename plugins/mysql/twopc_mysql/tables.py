@@ -123,14 +123,14 @@ class Table(MarkedTable[Connection]):
             connection.query(statement)
 
     def try_delete(self, connection: Connection) -> None:
-        """Run a DELETE of no row. The server checks privileges, and locks the table's definition."""
+        """Run a DELETE that matches no row, so that the server checks privileges and locks the table's definition."""
         connection.query(_DELETE.format(table=self._qualified()) + "FALSE")
 
     def _qualified(self, name: str = "") -> str:
         return f"{identifier(self._database)}.{identifier(name or self._name)}"
 
     def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
-        """Run an INSERT of no row. The server checks privileges."""
+        """Run an INSERT without rows, so that the server checks privileges."""
         head, tail = self._insert_statement(names)
         connection.query(head.removesuffix("VALUES ") + _NOTHING.format(values=", ".join(["NULL"] * len(names))) + tail)
 
@@ -144,8 +144,8 @@ class Table(MarkedTable[Connection]):
     # Markers. ---------------------------------------------------------------------------------------------------------
 
     _waiting = " LOCK IN SHARE MODE"
-    """With this lock, "no row" is certain: the transaction is gone. A plain read would also find no row while another
-    process is committing it."""
+    """The lock that makes "no row" certain: the transaction is gone. A plain read would also find no row while another
+    process is committing the transaction."""
 
     def _of_markers(self, connection: Connection, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         parts = {name: f"%({name})s" for name in values}
@@ -157,7 +157,7 @@ class Table(MarkedTable[Connection]):
 
     def marker(self, connection: Connection, transaction_id: str) -> bool | None:
         """Return whether a transaction's marker is visible, which proves that it is committed; None if the marker is
-        written but was not visible a moment before. Unlike ``is_committed``, this does not wait."""
+        written but was not visible a moment earlier. Unlike ``is_committed``, this does not wait."""
         visible, written = self._marked(connection, "transaction_id", transaction_id)
         return None if written > visible else bool(visible)
 
@@ -182,8 +182,8 @@ class Table(MarkedTable[Connection]):
             return set(), set()
 
     def write_nothing(self, connection: Connection) -> None:
-        """Insert a row that belongs to no transaction into the marker table, unless it is there. Even then, the server
-        treats the current transaction as one that has written rows."""
+        """Insert a marker that belongs to no transaction, unless it exists already. In either case, the server treats
+        the current transaction as one that has written rows."""
         self._of_markers(
             connection, "INSERT IGNORE INTO {markers} (transaction_id, scope, batch_id) VALUES ('', '', 0)"
         )

@@ -68,7 +68,8 @@ PROVEN: Mapping[str, str | None] = {
     "timetz": _TIME + r"[+-]\d\d(:\d\d)?",
 }
 """Column types that accept text but may truncate, round or respell it → the pattern of texts whose value matters rather
-than their spelling. The sink tries each text on the server before it is written, and refuses one that would change."""
+than their spelling. Before the sink writes a text, it tries the text on the server, and refuses a text that would
+change."""
 
 _EQUAL_IS_THE_SAME = frozenset(
     (
@@ -108,16 +109,16 @@ class Column:
 
     @property
     def needs_its_key(self) -> bool:
-        """Whether a record that replaces a row must also write this key column, because the row's equal value may
-        differ from it, like 1.00 from 1.0. If it need not, PostgreSQL requires no privilege to change the key, and
-        locks no row that refers to it."""
+        """Whether a record that replaces a row must also write this key column, because equal values may differ, like
+        1.00 and 1.0. If the key is not written, PostgreSQL requires no privilege to change it, and locks no row that
+        refers to it."""
         is_padded = self.type in ("numeric", "bpchar") and self.modifier is not None  # padded to a scale or a length
         return self.is_folded or not (is_padded or self.type in _EQUAL_IS_THE_SAME)
 
     @property
     def digits(self) -> tuple[int, int] | None:
-        """The digits of a ``numeric`` before and after the decimal point; None if it has no limit. The second may be
-        negative: such a column rounds to powers of ten."""
+        """The digits of a ``numeric`` before and after the decimal point; None if the type has no limit. The second
+        number may be negative: such a column rounds to powers of ten."""
         if self.modifier is None:
             return None
         precision, scale = (self.modifier - 4) >> 16, ((self.modifier - 4) & 0x7FF ^ 1024) - 1024
@@ -209,7 +210,7 @@ _MADE_UP: Mapping[str, str] = {
 
 
 def made_up(columns: Sequence[Column]) -> dict[str, str]:
-    """Return a made-up row: columns, each with a value that the table's rules are likely to accept."""
+    """Return a made-up row, by column name, with values that the table's rules are likely to accept."""
     return {
         column.name: "{}" if column.is_array else _MADE_UP[column.type]
         for column in columns

@@ -77,8 +77,8 @@ RECORD: Mapping[str, str] = {
 """SQLSTATE or its class → the rule that a record breaks whenever it is written."""
 
 _ENDED = ("FATAL", "PANIC")
-"""The severities of errors that end the session, whatever the SQLSTATE: the server failed, or a pooler with codes of
-its own, but not the statement (see "Message Severity Levels" in PostgreSQL's documentation)."""
+"""The severities of errors that end the session. Whatever the SQLSTATE, the server has failed, or a pooler with codes
+of its own, rather than the statement (see "Message Severity Levels" in PostgreSQL's documentation)."""
 
 
 def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
@@ -138,7 +138,7 @@ def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
 
 
 def write_failed(error: psycopg.Error, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
-    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
+    """Return the error for a participant's failed write: its vote is no, and no part of ``what`` is visible.
     ``columns`` are the records' columns; None if no record is involved."""
     if columns is not None and (rule := broken_rule(error)):
         place = _PLACE.search(error.diag.context or "")
@@ -180,7 +180,7 @@ bounds of a partition may raise the same error, and the message is translated, s
 distinguishes them."""
 
 _POLICY_CHECK = "ExecWithCheckOptions"
-"""The server function that reports a row refused by a policy, with the SQLSTATE of a missing privilege."""
+"""The server function that reports a row refused by a policy. It uses the SQLSTATE of a missing privilege."""
 
 _PLACE = re.compile(r"^COPY .*, line (?P<line>\d+)(, column (?P<column>[^:]+))?", re.MULTILINE)
 """The position at which COPY stopped, as reported by servers with English messages."""

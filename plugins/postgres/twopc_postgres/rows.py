@@ -24,7 +24,7 @@ _BYTES_EACH = 16
 """The least number of bytes that a value takes as text: Arrow's offset and a few characters."""
 
 _LEAST_EXPONENT = -16_383
-"""PostgreSQL keeps this many digits after the decimal point."""
+"""The least exponent of a ``numeric``: PostgreSQL keeps up to 16,383 digits after the decimal point."""
 
 
 def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -79,8 +79,8 @@ def _texts_of_lists(lists: pa.Array) -> pa.Array:
 
 
 def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield the checks for values that PostgreSQL would not keep: a predicate that is true for fine values, and the
-    reason for an error."""
+    """Yield the checks for values that PostgreSQL would not keep: a predicate that is true for acceptable values, and
+    the reason to report for others."""
     of_one = type.value_type if pa.types.is_nested(type) else type
     if is_string(of_one):
         yield are_utf8, "it is text that is not UTF-8"

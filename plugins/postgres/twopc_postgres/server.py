@@ -16,8 +16,8 @@ _CANCEL_TIMEOUT_S = 5.0
 
 
 def prepared(connection: Connection, scope: str, *, by_others: bool = False) -> dict[str, float]:
-    """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
-    they were prepared. With ``by_others``, includes those that this role may not end."""
+    """Return the age in seconds, by name, of the transactions prepared in this database whose names start with
+    ``scope``. With ``by_others``, include transactions that this role may not end."""
     ours = (
         " WHERE database = current_database() AND starts_with(gid, {scope}) AND ({by_others} OR owner = current_user"
         " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user))"
@@ -59,8 +59,8 @@ def synchronous_standbys(connection: Connection) -> str:
 
 
 def may_spare_a_standby(synchronous: str) -> bool:
-    """Return whether commits wait for fewer standbys than ``synchronous_standby_names`` lists. If one of those is
-    promoted, the others can acknowledge what the old server commits."""
+    """Return whether commits wait for fewer standbys than ``synchronous_standby_names`` lists. If one of the listed
+    standbys is promoted, the others can still acknowledge what the old server commits."""
     found = _STANDBY_NAMES.fullmatch(synchronous)
     acknowledging, names = (int(found["number"]), found["names"]) if found else (1, synchronous)
     listed = re.findall(r'"(?:[^"]|"")*"|[^\s,]+', names)
@@ -83,11 +83,11 @@ def standbys(connection: Connection) -> int:
 def prove_current(connection: Connection) -> None:
     """Commit an empty transaction, and wait until the synchronous standbys have it on disk.
 
-    The standbys then also have everything that was committed before, so no failover to one of them can undo it.
+    The standbys then also have everything that was committed earlier, so no failover to one of them can undo that.
 
-    The commit also proves that no standby has replaced this server, which would still answer queries about the past. It
-    does so on one condition: the old server is fenced at a failover, or too few standbys stay with it for it to commit.
-    With ``FIRST 1 (one, two)``, the second standby may still acknowledge when the first one is promoted.
+    The commit also proves that no standby has replaced this server, which would still answer queries about the past.
+    This proof requires that the old server is fenced at a failover, or keeps too few standbys to commit. With ``FIRST 1
+    (one, two)``, the second standby may still acknowledge when the first one is promoted.
 
     A wait that times out is canceled. Otherwise the server would not notice, and repeated waits would use up its
     sessions.

@@ -95,8 +95,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     Attributes:
         answer_timeout_s: how long a statement may take; None means no limit.
-        waits: whether each commit waits for synchronous standbys, and a canceled wait is reported, by the settings of
-            the role, the database and the server.
+        waits: whether the settings of the role, the database and the server make each commit wait for synchronous
+            standbys, and report a canceled wait.
         unreplicated: the server's warning that a wait for synchronous standbys was canceled. The statement has
             succeeded, but a failover may undo it. Empty if no wait was canceled.
     """
@@ -146,8 +146,8 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
 
 
 def set_up(connection: Connection, lock_timeout_s: float) -> None:
-    """Set what the open transaction relies on until it ends. Waits for locks are bounded, and its commit waits for
-    synchronous standbys."""
+    """Apply the settings that the open transaction relies on, until it ends. They bound its waits for locks, and make
+    its commit wait for synchronous standbys."""
     wanted = {**_SETTINGS, "lock_timeout": f"{lock_timeout_s * 1000:.0f}ms", "synchronous_commit": "on"}
     connection.execute(_SET_UP, ([*wanted], [*wanted.values()]))
 

@@ -89,8 +89,8 @@ _ON_UPDATE, _ON_INSERT, _ON_DELETE = "2", "3", "4"
 """The events of rules in pg_rewrite."""
 
 _KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) v WHERE NOT ((pg_catalog.format('%%s', v::{0}) = v{1}){2}))"
-"""Unlike a cast to text, a type's output includes everything that a reader sees, such as the blanks of a
-``char(n)``."""
+"""Whether all texts come back unchanged from a type's output. Unlike a cast to text, the output includes everything
+that a reader sees, such as the blanks of a ``char(n)``."""
 
 _UNLOGGED = """
     WITH RECURSIVE part AS (
@@ -143,7 +143,7 @@ class Table(MarkedTable[Connection]):
         return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER, folded=folded)]
 
     def programs(self, connection: Connection, deletes: bool = False) -> tuple[bool, list[str], list[str]]:
-        """Return the table's programs for written rows, or for deleted ones with ``deletes``: whether row level
+        """Return what the table runs for each written row or, with ``deletes``, for each deleted row: whether row level
         security applies to this role, the names of rules, and the names of row triggers. The table must exist."""
         events = [_ON_DELETE] if deletes else [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
         [found] = self._of_catalog(connection, _PROGRAMS, events=events)
@@ -156,7 +156,7 @@ class Table(MarkedTable[Connection]):
         return next((name for (name,) in self._of_catalog(connection, _UNLOGGED)), None)
 
     def unique_indexes(self, connection: Connection) -> list[UniqueIndex]:
-        """Return the indexes that can refuse a row because of others."""
+        """Return the indexes that can refuse a row because of other rows."""
         found = self._of_catalog(connection, _UNIQUE_INDEXES)
         return [
             UniqueIndex(name, frozenset(columns), can_replace, dict.fromkeys(folded or (), FOLDS))
@@ -175,7 +175,7 @@ class Table(MarkedTable[Connection]):
     # Writing, within a transaction. -----------------------------------------------------------------------------
 
     def keep(self, connection: Connection) -> None:
-        """Lock the table's definition until the transaction ends: ALTER TABLE waits for it."""
+        """Lock the table's definition until the transaction ends. ALTER TABLE has to wait for the lock."""
         connection.ask("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE", table=self._table)
 
     def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:

@@ -133,7 +133,7 @@ class Lookups:
     had the same time to appear, so their lookups do not wait: that could hold up a task for hours.
 
     Args:
-        cluster: the cluster that has the topics.
+        cluster: the cluster with the topics.
         unknown_ms, timeout_ms: see ``Cluster.find``.
     """
 
@@ -170,7 +170,8 @@ class Cluster:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the next task may use these connections. kafka-python does not retry a refused login."""
+        """Whether the next task may use these connections. It may not after a refused login, which kafka-python does
+        not retry."""
         return self._control.is_of_use
 
     def close(self) -> None:
@@ -295,7 +296,8 @@ class Cluster:
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
     async def reach(self, node: int) -> None:
-        """``contact`` a broker, unless it answered a moment ago or has another request to answer."""
+        """Check with ``contact`` that a broker answers, unless it answered a moment ago or has another request to
+        answer."""
         lately = time.monotonic() - self._answered_at.get(node, -math.inf) < KNOWN_ALIVE_S
         if node in self._contacts or not (lately or self._under_way[node]):
             await self.contact(node)
@@ -361,7 +363,7 @@ class Cluster:
 
     async def rules(self, topic: str, timeout_ms: int) -> TopicRules:
         """Return what a topic accepts, as far as the brokers let this principal know. A topic that does not exist has
-        no rules: the write reports it.
+        no rules: the write reports that it is missing.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.

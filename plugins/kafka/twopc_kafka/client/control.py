@@ -48,7 +48,8 @@ The failure is never final. After an outage a broker's name may not be in DNS ye
 refused login for a lost connection, because brokers close the connection at once."""
 
 PATIENCE_MS = 3_000
-"""How long a broker may be silent before a call counts as unanswered. The repeated call finds its successor."""
+"""How long a broker may be silent before a call counts as unanswered. The repeated call finds the broker's
+successor."""
 
 SILENCES = 3
 """How many unanswered calls in a row count as a sign that a broker is gone. After that the broker may just be slow:
@@ -77,7 +78,7 @@ _TAKES_NEW_FIELDS = 1  # from this transaction.version on, Kafka's transaction l
 _WITHOUT_MEMBERS = ("Empty", "Dead")
 _TAKE_OFFSETS = ("", "classic", "consumer")  # types of groups; older brokers have only these, and report none
 _NEEDED = (DescribeTransactionsRequest, ListTransactionsRequest, DescribeProducersRequest)
-"""The requests that no writer sends, but without which a crash would leave transactions open."""
+"""Requests that no writer sends. Without them, a crash would leave transactions open."""
 
 _FAILURES = (kafka.errors.KafkaError, OSError)
 
@@ -155,7 +156,7 @@ class Control:
     @blocking
     async def require_transactions(self, transactional_id: str) -> None:
         """Raise unless the cluster can begin transactions, and supports all requests that the sink needs after a crash.
-        This begins no transaction under the id, but Kafka keeps the id.
+        This begins no transaction under the id, but Kafka remembers the id.
 
         Raises:
             ConfigurationError: the brokers lack a request.
@@ -185,7 +186,8 @@ class Control:
     @property
     @blocking
     async def release(self) -> str:
-        """The oldest Kafka release with all requests that the brokers support. Brokers do not report their release."""
+        """The oldest Kafka release that has all of the requests that these brokers support. Brokers do not report their
+        release."""
         return ".".join(map(str, self.manager.broker_version))
 
     @property
@@ -242,7 +244,7 @@ class Control:
         replaced it. It does not see what its successor writes, so it may report a stale "unknown id". Neither time nor
         the answers of other brokers rule that out, because a broker's last contact with the others is not known.
 
-        A write does. Before a coordinator describes an id, it must write to that id's partition of
+        A write does rule it out. Before a coordinator describes an id, it must write to that id's partition of
         ``__transaction_state``: it is asked for an epoch of another id, which has the same Java hash and so the same
         partition. It acknowledges this write only when all in-sync replicas have it. A successor would be one of these
         replicas, and would no longer replicate from this broker. So the acknowledgment proves that there was no
@@ -406,7 +408,8 @@ class Control:
         return await self.setting(name, requests.BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
-        """Within ``run``: return a numeric setting ``of`` a resource of this kind, None if there is none."""
+        """Within ``run``: return a numeric setting of the resource ``of``, which is of this kind; None if it has no
+        such setting."""
         response = await self.send(requests.configuration(kind, of, name), node)
         for result in response.results:
             self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")

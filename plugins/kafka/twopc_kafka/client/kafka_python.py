@@ -76,7 +76,7 @@ _FINAL = (
     kafka.errors.IncompatibleBrokerVersion,  # for example from a controller, which does not serve clients
     kafka.errors.SaslAuthenticationFailedError,
 )
-"""Errors of one broker after which no other broker is tried."""
+"""Errors from one broker after which no other broker is tried."""
 
 _NEVER_MS = 86_400_000
 """Disables kafka-python's request timeout where ``Connections.answer`` applies its own."""

@@ -42,11 +42,11 @@ _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OS
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader of a partition, by metadata.
+    """The leader of a partition, according to metadata.
 
     Attributes:
         node: the broker, or -1 for none.
-        epoch: rises with every change of leader, including a change to none. -1 if it is not known.
+        epoch: rises with every change of leader, including a change to none. -1 if the epoch is not known.
     """
 
     node: int
@@ -95,7 +95,8 @@ class Leaders:
     @blocking
     async def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
         """Return every transaction that was open in ``partitions``, or in any partition of ``topic``, at some moment of
-        this call, and maybe others. Partitions that could not be asked are reported as ``away``.
+        this call. The result may contain further transactions. Partitions that could not be asked are reported as
+        ``away``.
 
         Partitions that do not exist have no transactions. Topics that this principal may not READ or DESCRIBE are left
         out, with a warning.
@@ -112,9 +113,9 @@ class Leaders:
 
     @blocking
     async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Return the last stable offset by partition, for those of ``partitions`` and of ``topic`` in which an open
-        transaction holds back committed readers. Partitions that can't be asked, or that this principal may not READ or
-        DESCRIBE, are left out."""
+        """Return the last stable offset of each partition, among ``partitions`` and those of ``topic``, in which an
+        open transaction holds back committed readers. Partitions that can't be asked, or that this principal may not
+        READ or DESCRIBE, are left out."""
         return await self._behind(*_split_by_leader(await self._led_by(partitions, topic)))
 
     @blocking
@@ -123,7 +124,7 @@ class Leaders:
         return _split_by_leader(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
-        """Return Kafka's id of each topic, by metadata requested at ``since_s`` (of ``time.monotonic``) or later.
+        """Return Kafka's id of each topic, from metadata requested at ``since_s`` (of ``time.monotonic``) or later.
 
         A topic that is deleted and created again gets a new id. The id is empty if there is no such topic. Topics that
         this principal may not DESCRIBE, and topics without an id, are left out."""
@@ -157,7 +158,7 @@ class Leaders:
         """Return whether more than half of the brokers report now that the topic exists.
 
         Raises:
-            Retriable: no majority reports the same.
+            Retriable: no majority agrees on whether the topic exists.
         """
         most = await self._majority([topic], _exists)
         if topic not in most:
@@ -228,8 +229,8 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, int]:
-        """Return the last stable offset by partition, for the partitions where that is behind the log end offset, i.e.
-        with an open transaction.
+        """Return the last stable offset of each partition in which it is behind the log end offset, i.e. in which a
+        transaction is open.
 
         Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
         was open when the last stable offset was read.
@@ -316,7 +317,7 @@ class Leaders:
     async def _led_by(
         self, partitions: Partitions, topic: str | None, since_s: float | None = None
     ) -> dict[TopicPartition, Leader]:
-        """Return the leader of each existing partition of ``partitions``, and of every partition of ``topic``, by
+        """Return the leader of each existing partition of ``partitions``, and of every partition of ``topic``, from
         metadata requested now, or at ``since_s`` or later."""
         wanted = {*partitions, *([] if topic is None else [topic])}
         topics = await self._look_up(wanted, time.monotonic() if since_s is None else since_s)
@@ -362,7 +363,7 @@ _UNKNOWN = (UNKNOWN_TOPIC, INVALID_TOPIC)
 
 
 def _exists(topic: Any) -> bool:
-    """Return whether the broker of this metadata knows the topic. A denied topic counts as known."""
+    """Return whether the broker that sent this metadata knows the topic. A denied topic counts as known."""
     return topic.error_code not in _UNKNOWN
 
 

@@ -139,8 +139,8 @@ def describe_transactions(transactional_ids: Sequence[str]) -> DescribeTransacti
 def list_transactions(
     scope: str, states: Sequence[str], producer_ids: Sequence[int], by_pattern: bool
 ) -> ListTransactionsRequest:
-    """Request the transactions in these states, or of these producers. Without ``by_pattern`` the response also has ids
-    that do not start with ``scope``."""
+    """Request the transactions in these states, or of these producers. Without ``by_pattern`` the response also
+    contains ids that do not start with ``scope``."""
     pattern = {"transactional_id_pattern": f"{re.escape(scope)}.*"} if by_pattern else {}
     return ListTransactionsRequest(state_filters=states, producer_id_filters=producer_ids, **pattern)
 

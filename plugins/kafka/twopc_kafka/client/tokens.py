@@ -75,7 +75,7 @@ Fetch: TypeAlias = Callable[[], Token]
 class TokenProvider(Protocol):
     """A token provider, as ``sasl.token.provider`` names it: a class, or a function that returns ``fetch``.
 
-    The driver and each executor's process call it with the sink's options, so nothing of it is pickled.
+    The driver and each executor's process call it with the sink's options, so the provider itself is never pickled.
     """
 
     def __call__(self, options: Mapping[str, str], servers: Sequence[str], /) -> Fetch:

@@ -40,12 +40,13 @@ def to_avro(
         column: the column to encode, such as ``struct("id", "note")``.
         subject: the subject in the registry, such as ``orders-value``.
         registry: Confluent's client.
-        schema: the Avro schema. None for the subject's newest; if the subject has none, for a schema made from the
-            column's type, whose nullable fields default to null. Confluent's ``Schema`` can have references.
-        register: whether to register ``schema``. If False, the subject must have it.
+        schema: the Avro schema. None selects the subject's newest schema or, if the subject has none, a schema made
+            from the column's type, with null as the default of nullable fields. Confluent's ``Schema`` can have
+            references.
+        register: whether to register ``schema``. If False, the subject must already contain it.
 
     Raises:
-        ConfigurationError: the registry refuses the schema, for example as incompatible, or does not have it; or the
+        ConfigurationError: the registry refuses the schema, for example as incompatible, or does not contain it; or the
             column does not fit it. No record was written.
         Retriable: the registry did not answer.
     """
@@ -70,9 +71,9 @@ def from_avro(
 ) -> Column:
     """Decode Avro to Spark's types, each record by the schema of its own id. Null stays null.
 
-    The ids are those that the subject has when this is called, including deleted ones. A record with another id, or one
-    that can't be read exactly as ``reader``, fails the batch. If schemas are registered while a query runs, call this
-    for each batch, in the function for ``foreachBatch``.
+    The ids are those of the subject's schemas at the time of the call, including deleted schemas. A record with another
+    id, or a record that can't be read exactly as ``reader``, fails the batch. If schemas are registered while a query
+    runs, call this for each batch, in the function for ``foreachBatch``.
 
     Args:
         column: the binary column, such as ``value`` of Spark's Kafka source.
@@ -81,7 +82,7 @@ def from_avro(
         reader: the Avro schema that all records are resolved to. None for the (first) subject's newest.
 
     Raises:
-        ConfigurationError: the registry does not have the subject or refuses the request, or no schema of the subject
+        ConfigurationError: the registry does not know the subject or refuses the request, or no schema of the subject
             can be read as ``reader``.
         Retriable: the registry did not answer.
     """
@@ -97,7 +98,8 @@ def from_avro(
 
 
 def in_spark(body: Column, tree: Any, reader: Any, *, logical_types: bool = True) -> Column:
-    """Decode records of the schema ``tree`` to Spark's types, resolved to ``reader``. A damaged one fails the batch."""
+    """Decode records of the schema ``tree`` to Spark's types, resolved to ``reader``. A damaged record fails the
+    batch."""
     texts = [avro_schemas.text(each, logical_types=logical_types) for each in (tree, reader)]
     options = {"mode": "FAILFAST", "avroSchema": texts[1], "datetimeRebaseMode": "CORRECTED"}
     return avro.from_avro(body, texts[0], options)

@@ -74,7 +74,7 @@ def _types(tree: Any) -> list[dict[str, Any]]:
 
 
 def shown(node: Mapping[str, Any]) -> str:
-    """Return a type as errors show it."""
+    """Return the name of a type for error messages."""
     if node.get("logicalType") == "decimal":
         return f"decimal({node.get('precision')},{node.get('scale', 0)})"
     return str(node.get("logicalType", node["type"]))
@@ -95,8 +95,8 @@ def refuse_unresolvable(writer: Any, reader: Any) -> None:
 
 
 def _changes(writer: Any, reader: Any, path: str) -> Iterator[str]:
-    """Yield the places where Avro would change a value. It resolves by encoding alone, and so would read milliseconds
-    as microseconds."""
+    """Yield the places where Avro would change a value. Avro resolves schemas by their encoding alone, and so would
+    read milliseconds as microseconds."""
     for written in _types(writer):
         same = [each for each in _types(reader) if each["type"] == written["type"]]
         for read in [each for each in same if each.get("name") == written.get("name")] or same or _types(reader):

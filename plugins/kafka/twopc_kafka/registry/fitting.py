@@ -17,7 +17,7 @@ Fault: TypeAlias = "Callable[[Column], Column]"
 """A predicate for values that the schema can't hold."""
 
 _Within: TypeAlias = "Callable[[Fault], Fault]"
-"""A function that turns a fault of a part into one of the whole value."""
+"""A function that turns the test for a fault of a part into a test of the whole value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Shape:
         of: the schema of elements, or of a map's values.
         key: the schema of a map's keys, unless they are text.
         fault: the test for values of these types that the schema can't hold.
-        one_of: groups of fields of which only one may have a value.
+        one_of: groups of fields. At most one field of each group may have a value.
     """
 
     shown: str

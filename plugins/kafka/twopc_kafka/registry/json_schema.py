@@ -28,9 +28,9 @@ def to_json_schema(
 ) -> Column:
     """Encode a column of ``frame`` as JSON, with the id of its schema in front. Null stays null.
 
-    The arguments and errors are those of ``to_avro``. The JSON schema may have types, ``properties``, ``required``,
-    ``items``, ``additionalProperties`` and null as an alternative. Other rules, such as ``pattern``, are refused: Spark
-    does not check them. Times are written in UTC with microseconds, bytes in base64.
+    The arguments and errors are those of ``to_avro``. The JSON schema may contain types, ``properties``, ``required``,
+    ``items``, ``additionalProperties`` and null as an alternative. Other rules, such as ``pattern``, are refused
+    because Spark does not check them. Times are written in UTC with microseconds, bytes in base64.
     """
     kind = frame.select(column).schema[0].dataType
     target = Subject(registry, subject, "JSON", WRITING)
@@ -94,5 +94,5 @@ def _shape(node: Any, path: str) -> Shape:
 
 
 def _is_no_number(value: Column) -> Column:
-    """Find NaN and infinity, which JSON does not have. Spark's NaN is greater than infinity."""
+    """Find NaN and infinity, which JSON can't represent. Spark orders NaN above infinity."""
     return F.abs(value.cast("double")) >= F.lit(float("inf"))

@@ -35,8 +35,9 @@ def to_protobuf(
     ``message`` is the message's full name, such as ``shop.Order.Line``; None for the schema's first. The other
     arguments and the errors are those of ``to_avro``, with the text of a ``.proto`` file as ``schema``.
 
-    A proto3 field without ``optional`` may lack a column, but can't be null. At most one column of a ``oneof`` may have
-    a value. Spark encodes timestamps in milliseconds and unsigned numbers below 2**63; others are refused.
+    A proto3 field without ``optional`` needs no column, but the values of its column can't be null. At most one column
+    of a ``oneof`` may have a value. Timestamps finer than milliseconds and unsigned numbers from 2**63 up are refused,
+    because Spark can't encode them exactly.
     """
     kind = frame.select(column).schema[0].dataType
     target = Subject(registry, subject, "PROTOBUF", WRITING)
@@ -135,8 +136,8 @@ def _for_spark(message: Message, session: SparkSession) -> tuple[str, bytes]:
 
 
 def _is_no_timestamp(value: Column) -> Column:
-    """Find timestamps that Spark writes wrong: it drops microseconds, and gives a fraction of a second before 1970 a
-    sign that other readers refuse."""
+    """Find timestamps that Spark writes incorrectly: it drops microseconds, and gives a fraction of a second before
+    1970 a sign that other readers refuse."""
     is_early = value < F.timestamp_seconds(F.lit(0))
     return is_no_millisecond(value) | (is_early & (F.date_trunc("SECOND", value) != value))
 

@@ -95,7 +95,7 @@ class Message:
             name: the message's full name, such as ``shop.Order.Line``. None for the file's first message.
 
         Raises:
-            ConfigurationError: a file does not compile, or the last one does not have the message.
+            ConfigurationError: a file does not compile, or the last file does not define the message.
         """
         files: dict[str, Any] = {}
         for file_name, text in texts.items():
@@ -172,7 +172,7 @@ def _varint(value: int) -> bytes:
 def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = ()) -> Iterator[str]:
     """Yield the fields of ``writer`` that ``reader`` would read as other values.
 
-    Fields are compared by number. A field that only one of them has is not a difference.
+    Fields are compared by number. A field that only one message defines is not a difference.
     """
     if (writer, reader) in within:
         return
@@ -199,7 +199,7 @@ def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = 
 
 
 def _names(enum: Any) -> dict[int, str]:
-    """Return the name that each number is read as, the first if it has several."""
+    """Return the name that each number is read as: the first name, if a number has several."""
     return {each.number: each.name for each in reversed([*enum.values])}
 
 

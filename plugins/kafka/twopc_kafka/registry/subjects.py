@@ -1,4 +1,4 @@
-"""The subjects of a schema registry: their schemas, the schemas that these refer to, and the registry's refusals."""
+"""The subjects of a schema registry: their schemas with all referenced schemas, and the registry's refusals."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class Subject:
 
     @classmethod
     def to_read(cls, client: SchemaRegistryClient, names: str | Sequence[str], schema_type: str) -> list[Subject]:
-        """Return the subjects for records that are to be read."""
+        """Return the subjects of these names, for reading records."""
         return [cls(client, each, schema_type, _READING) for each in ([names] if isinstance(names, str) else names)]
 
     def chosen(self, given: str | Schema | None, made: Callable[[], str] | None = None) -> tuple[Schema, int | None]:
-        """Return the given schema, else the subject's newest with its id, else the schema that ``made`` returns."""
+        """Return the given schema, else the subject's newest schema with its id, else the schema that ``made``
+        returns."""
         if given is not None:
             return Schema(given, self.schema_type) if isinstance(given, str) else given, None
         # get_latest_version would return its first answer again.
@@ -57,14 +58,15 @@ class Subject:
         return found.schema, int(found.schema_id)
 
     def id_of(self, schema: Schema, known: int | None, register: bool) -> int:
-        """Return ``known``, else a schema's id in the subject. If ``register``, register the schema first."""
+        """Return ``known`` if it is given, else the schema's id in the subject. With ``register``, register the schema
+        first."""
         if known is not None:
             return known
         request = self.client.register_schema_full_response if register else self.client.lookup_schema
         return int(self._ask(request, schema).schema_id)
 
     def schemas(self) -> Iterator[tuple[int, Schema]]:
-        """Yield the id and the schema of each version that the subject has or had."""
+        """Yield the id and the schema of each version of the subject, including deleted versions."""
         for version in self._ask(self.client.get_versions, deleted=True):
             known = self.version(version)
             yield known.schema_id, known.schema
@@ -83,8 +85,8 @@ class Subject:
         return str(schema.schema_str)
 
     def referenced(self, schema: Schema) -> dict[str, str]:
-        """Return the texts of all schemas that a schema refers to, directly or not, by name. Each comes after those
-        that it refers to."""
+        """Return the texts of all schemas that a schema refers to, directly or indirectly, by name. Each schema follows
+        the schemas that it refers to."""
         found: dict[str, str] = {}
         references: Any = schema.references or ()
         for each in references:

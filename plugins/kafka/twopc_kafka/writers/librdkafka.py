@@ -233,8 +233,7 @@ class Writer:
 
     @property
     def written(self) -> Written:
-        """How much was written to each partition, after ``finish``. Only counted if the batch gets a marker; empty
-        otherwise."""
+        """How much was written to each partition, after ``finish``. Empty unless the batch gets a marker."""
         return self._reports.written
 
     def finish(self) -> ProducerIdentity | None:

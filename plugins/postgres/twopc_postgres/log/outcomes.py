@@ -31,9 +31,9 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
 
 
 _LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
-"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has had no effect.
-After any other, such as one made up by a pooler, a commit may have happened without a response: the log then looks for
-the entry."""
+"""SQLSTATEs and classes with which the server itself refuses a login or a statement. A refused statement has had no
+effect. After any other SQLSTATE, such as one made up by a pooler, a commit may have happened without a response, so the
+log looks for the entry."""
 
 _TAKEN = "23505"
 """unique_violation. Not a permanent refusal: ON CONFLICT may raise it while the log's index is being rebuilt (REINDEX

@@ -112,7 +112,8 @@ class PostgresLogStore:
         """Create the table if it is missing, before this process's first entry.
 
         Raises:
-            ConfigurationError: a crash would empty it, or it may change or hide rows.
+            ConfigurationError: a crash would empty the table, or its triggers, rules or row security may change or hide
+                rows.
         """
         if self._is_checked:
             return

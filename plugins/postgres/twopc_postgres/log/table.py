@@ -47,7 +47,8 @@ _CREATED_MEANWHILE = (
     psycopg.errors.DuplicateTable,
     psycopg.errors.DuplicateObject,  # the table's type
 )
-"""The errors of CREATE TABLE if another session is creating the table at the same moment, depending on its progress."""
+"""The errors that CREATE TABLE raises while another session is creating the same table. Which one depends on how far
+the other session is."""
 
 
 class LogTable:
@@ -62,8 +63,8 @@ class LogTable:
 
     def kind(self, connection: Connection) -> tuple[bool, bool] | None:
         """Return whether the relation with the table's name is an ordinary table that survives a crash (not UNLOGGED),
-        and whether it has, or once had, triggers, rules or row security, which could change or hide rows. None if it
-        does not exist."""
+        and whether it has, or once had, triggers, rules or row security, which could change or hide rows. Return None
+        if there is no such relation."""
         is_ordinary, does_more = _of_no_standby(connection.ask(_KIND, schema=self._schema, name=TABLE))
         return None if is_ordinary is None else (is_ordinary, does_more)
 
@@ -82,7 +83,7 @@ class LogTable:
         return [int(slot) for slot in slots]
 
     def read(self, connection: Connection, slot: int) -> bytes | None:
-        """Return a row's data; None if it does not exist."""
+        """Return a row's data; None if the row does not exist."""
         try:
             [data] = _of_no_standby(self._ask(connection, _READ, slot))
         except psycopg.errors.UndefinedTable:
@@ -96,8 +97,8 @@ class LogTable:
             raise psycopg.errors.ReadOnlySqlTransaction("the table was created meanwhile, or a standby lacks it")
 
     def insert(self, connection: Connection, slot: int, data: bytes) -> bool:
-        """Create a row if it does not exist, and return whether it is new. Waits for a session that is just creating
-        it."""
+        """Create a row if it does not exist, and return whether it is new. If another session is creating the row, wait
+        for that session."""
         return bool(self._ask(connection, _INSERT, slot, data))
 
     def replace(self, connection: Connection, slot: int, data: bytes) -> None:
@@ -116,7 +117,7 @@ class LogTable:
 
 
 def _of_no_standby(answer: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the only row of a result without its first value, which is whether the server is a standby.
+    """Return the only row of a result, without its first value. That value states whether the server is a standby.
 
     Raises:
         psycopg.errors.ReadOnlySqlTransaction: the server is a standby. Its rows may be stale.
