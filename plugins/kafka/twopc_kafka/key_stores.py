@@ -266,7 +266,7 @@ _NAME = re.compile(re.escape(bytes.fromhex("06092a864886f70d010914")) + rb"1.\x1
 
 def _keys_in(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the alias and the encrypted bytes of each private key in a PKCS#12 store. ``cryptography`` returns only the
-    first key. Unlike the bags of certificates, those of keys are not encrypted as a whole."""
+    first key. Bags of keys, unlike bags of certificates, are not encrypted as a whole."""
     bags = content.split(_KEY_BAG)[1:]
     for bag in bags:
         encrypted, attributes = _field(bag)

@@ -1,4 +1,4 @@
-"""The sink of a consumer group's offsets: how far a query has read its topics, decided together with its output.
+"""The sink for a consumer group's offsets, which record how far a query has read. They are decided with its output.
 
 A transaction of offsets is handled like any other: it is sealed, decided, ended by producer id and epoch, and found by
 recovery. If offsets were committed without a transaction, an old driver that wakes up could set the group back.

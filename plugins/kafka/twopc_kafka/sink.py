@@ -123,8 +123,8 @@ class KafkaTransaction(Transaction):
 
 @contextlib.contextmanager
 def _locating(transaction: KafkaTransaction) -> Iterator[None]:
-    """Make the position of a refused record relative to the record batch that is being written, as the participant
-    expects it. It is negative for a record of an earlier record batch."""
+    """Convert the position of a refused record within its transaction to the position within the record batch that is
+    being written, which the participant expects. A record of an earlier record batch has a negative position."""
     try:
         yield
     except RefusedByBrokers as error:
@@ -409,8 +409,9 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             yield checks.try_to_commit(self._control, name, producer)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        """Veto the batch if a transaction is no longer ongoing. Add to each handle the version of EndTxn that will end
-        the transaction, because a repeat must use the same one, and its partitions, which Kafka forgets when it ends.
+        """Veto the batch if a transaction is no longer ongoing. Add two facts to each handle: the version of EndTxn
+        that will end the transaction, because a repeat must use the same version; and the transaction's partitions,
+        which Kafka forgets when the transaction ends.
         """
         if not self._is_transactional or not committables:
             return committables
@@ -469,7 +470,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             raise RoundAborted(f"{error.message}. The batch can be run again.") from error
 
     def _refuse_too_old(self, age_s: float, records: int) -> None:
-        """Raise if Kafka may roll the batch back before its commit completes. Running it again is better."""
+        """Raise if Kafka may roll the batch back before its commit completes. Running the batch again is better."""
         timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
         age_ms = age_s * 1000
         left_ms = timeout_ms - age_ms
@@ -539,7 +540,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:
         """Raise if a topic was deleted since the decision, and maybe created again. Kafka would commit the rest of the
-        transaction without an error, so roll it back first if it is ongoing. Use metadata from ``since_s`` or later.
+        transaction without an error, so roll the transaction back first if it is ongoing. Use metadata from ``since_s``
+        or later.
 
         Raises:
             TransactionLost: no part of the transaction is committed, so all of its records may be written again.
@@ -718,7 +720,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def open_transactions(self) -> OpenTransactions:
         """Count the transactions that are open at their coordinators, and find the partitions where readers are held
-        back, also by a transaction that is open only there."""
+        back, including by transactions that are open only in a partition."""
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [state for _, state in listed if state.state == "Ongoing" and state.began_ms >= 0]
         written_to: dict[str, set[int]] = defaultdict(set)

@@ -1,5 +1,5 @@
 """The token providers of ``sasl.token.provider``: ``aws`` for Amazon MSK, ``azure`` for Event Hubs, ``google`` for
-Google's Managed Service for Apache Kafka. Each finds its credentials like its cloud's own tools.
+Google's Managed Service for Apache Kafka. Each provider finds credentials the way its cloud's own tools do.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _MODE = (
     "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,"
     "NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
 )
-"""Strict, so that no value is changed to fit. Backslashes and zeros have no special meaning."""
+"""The SQL mode of every session: strict, so that no value is changed to fit, and without special meanings of
+backslashes and zeros."""
 
 _SETTINGS = """
     SET SESSION sql_mode = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, time_zone = '+00:00',
@@ -46,7 +47,8 @@ _SETTINGS_OF_MARIADB = """
     SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,
         max_statement_time = 0, check_constraint_checks = 1
 """
-"""No limits: a transaction is idle while its task computes more records, and a write may take long."""
+"""MariaDB's own time limits are switched off: a transaction is idle while its task computes more records, and a write
+may take long."""
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 """Under READ COMMITTED, inserts take no gap locks. Transactions of the same batch would wait for such locks."""

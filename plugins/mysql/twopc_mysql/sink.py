@@ -35,8 +35,8 @@ HELD_S = 2.0
 notices the end of a session within milliseconds."""
 
 LEFT_AFTER_S = 10
-"""After how many seconds the server ends the session of a prepared transaction if its task is silent, for example
-because its machine has failed. Until then, no other session can end the transaction."""
+"""After how many seconds the server ends the session of a prepared transaction if the task is silent, for example
+because the task's machine has failed. Until then, no other session can end the transaction."""
 
 LOSES_COMMITS = {"innodb_flush_log_at_trx_commit": ("0", "2"), "innodb_doublewrite": ("0", "OFF")}
 """Settings of the server → values with which a power failure can lose acknowledged commits."""
@@ -295,8 +295,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         return prepared(connection)
 
     def _left(self, connection: Connection) -> list[str]:
-        """Return the names of prepared transactions. Also return those of transactions whose name alone the server has
-        ended, because a crash may bring them back, and of transactions that a session is about to prepare."""
+        """Return the names of prepared transactions. They include names that a session is about to prepare, and names
+        that the server has ended without their transactions, which a crash may bring back."""
         return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
 
 

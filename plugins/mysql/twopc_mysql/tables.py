@@ -189,7 +189,8 @@ class Table(MarkedTable[Connection]):
         )
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Delete each marker by its key: a scan would wait for the rows of prepared transactions."""
+        """Delete the old markers one by one, by key, because a scan would wait for the rows of prepared
+        transactions."""
         statement = "SELECT transaction_id, batch_id FROM {markers} WHERE scope = {scope} ORDER BY transaction_id"
         found = self._of_markers(connection, statement, scope=scope)
         newest = max((batch_id for _, batch_id in found), default=0)

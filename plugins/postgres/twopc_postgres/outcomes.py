@@ -122,7 +122,7 @@ _ADVICE_FOR_A_BUSY_ONE = (
 )
 
 _REFUSED_COMMITS = ("0A000", "42501", "28", "3D")
-"""The transaction belongs to another database or role, or the login failed: it is still prepared."""
+"""Errors after which the transaction is still prepared: it belongs to another database or role, or the login failed."""
 
 
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:

@@ -110,8 +110,8 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         return super().write_valid(transaction, batch)
 
     def _try_change(self, transaction: PostgresTransaction, batch: pa.RecordBatch, change: Change) -> None:
-        """Also apply the records or keys from the upsert table to the table, and undo that: the upsert table lacks the
-        constraints that may refuse them."""
+        """Also apply the records or keys from the upsert table to the table, and undo the change. The upsert table
+        lacks the constraints that may refuse a record or a key."""
         ordinal, deletes = transaction.ordinal, transaction.deletes
         super()._try_change(transaction, batch, change)
         if transaction.upsert_table is None:
@@ -236,7 +236,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
             yield self._check_triggers(columns, triggers)
 
     def _check_triggers(self, columns: Sequence[Column], triggers: Sequence[str]) -> CheckResult:
-        """Try the row triggers with a made-up row, since some of their actions fail only in PREPARE TRANSACTION."""
+        """Try the row triggers with a made-up row, because some of their actions fail only in PREPARE TRANSACTION."""
         check = f"{self._options}: row triggers {', '.join(triggers)}"
         row = made_up(columns)
         try:

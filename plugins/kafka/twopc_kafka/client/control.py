@@ -52,16 +52,17 @@ PATIENCE_MS = 3_000
 successor."""
 
 SILENCES = 3
-"""How many unanswered calls in a row count as a sign that a broker is gone. After that the broker may just be slow:
-each further unanswered call doubles the time limit, up to 'socket.timeout.ms'. By then the other brokers have removed a
-broker that is gone (broker.session.timeout.ms, 9 s by default)."""
+"""How many unanswered calls in a row count as a sign that a broker is gone. After that, the broker is assumed to be
+slow: each further unanswered call doubles the time limit, up to 'socket.timeout.ms'. By then the other brokers have
+removed a broker that is gone (broker.session.timeout.ms, 9 s by default)."""
 
 _PROOF_MS = PATIENCE_MS // 2
-"""How long a coordinator may wait for its replicas to acknowledge its proof before it reports that they did not."""
+"""How long a coordinator may wait for its replicas to acknowledge its proof before it reports that the replicas did not
+acknowledge."""
 
 _TRIED_NAMES = 8
-"""How many pairs of names ``can_prove`` tries. Even if a cluster chooses coordinators otherwise, one pair may have the
-same coordinator by chance."""
+"""How many pairs of names ``can_prove`` tries. Even if a cluster chooses coordinators in another way, one pair may have
+the same coordinator by chance."""
 
 FEATURES_MAX_AGE_S = 1.0
 """How long a broker's report of its features is reused. No operator lowers transaction.version twice a second."""
@@ -95,7 +96,8 @@ class Control:
     """
 
     def __init__(self, properties: Mapping[str, Any], patience_ms: int | None = None) -> None:
-        """``patience_ms`` replaces ``PATIENCE_MS`` if requests of other kinds share the connections."""
+        """Connect to nothing yet. ``patience_ms`` replaces ``PATIENCE_MS`` if other kinds of requests share the
+        connections."""
         self._properties = properties
         self._own_patience_ms = patience_ms
         self._servers = properties["bootstrap_servers"]
@@ -172,8 +174,8 @@ class Control:
 
     @property
     def end_txn_version(self) -> int:
-        """The version of EndTxn to end transactions with. It is 5 if the cluster has finalized transaction.version 2:
-        then a late write of the ended transaction is fenced. Otherwise it is 4."""
+        """The version of EndTxn to end transactions with. It is 5, which fences late writes of the ended transaction,
+        if the cluster has finalized transaction.version 2; otherwise 4."""
         bumps = self.transaction_version >= _BUMPS_EPOCHS
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
 
@@ -336,7 +338,8 @@ class Control:
         return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
 
     async def _connect_and_send(self, request: Any, node: int, patience_ms: int) -> Any:
-        """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for that."""
+        """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for the
+        connection."""
         return await self.manager.wait_for(self.manager.send(request, node, patience_ms), patience_ms)
 
     def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:

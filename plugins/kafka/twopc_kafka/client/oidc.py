@@ -47,7 +47,7 @@ _ADVICE = {
     "unauthorized_client": "Allow this client the grant type client_credentials at the issuer",
     "unsupported_grant_type": f"Allow the grant type client_credentials at the issuer, or correct {_ENDPOINT!r}",
 }
-"""Error code of RFC 6749, 5.2 → advice. No other part of a response is shown, as it could repeat the request."""
+"""Error code of RFC 6749, 5.2 → advice. No other part of a response is shown, because it could echo the request."""
 
 
 def check(properties: Mapping[str, Any], instead: str) -> None:

@@ -37,7 +37,7 @@ async def until_accepted(
     """Repeat a request until it succeeds, and return its result.
 
     A request is repeated if it was not sent, or if the brokers rejected it for a reason that may pass. A request whose
-    response was lost is not repeated, because the broker may still process the first one, at any later time.
+    response was lost is not repeated, because the broker may still process the lost request at any later time.
 
     Args:
         what: the request, for messages, such as "beginning transaction t at broker:9092".

@@ -79,7 +79,7 @@ def from_avro(
         column: the binary column, such as ``value`` of Spark's Kafka source.
         subject: the subject in the registry, or several if the records use schemas of several subjects.
         registry: Confluent's client.
-        reader: the Avro schema that all records are resolved to. None for the (first) subject's newest.
+        reader: the Avro schema that all records are resolved to. None selects the newest schema of the (first) subject.
 
     Raises:
         ConfigurationError: the registry does not know the subject or refuses the request, or no schema of the subject

@@ -72,7 +72,8 @@ def faults(
 
 
 def _parts(kind: T.DataType, shape: Shape, path: str) -> Iterator[tuple[str, T.DataType, Any, bool, _Within]]:
-    """Yield each part of a type: its path, type and schema, whether it may be null, and how to test it in the whole."""
+    """Yield each part of a type: its path, type and schema, whether it may be null, and how to test it within the whole
+    value."""
     match kind:
         case T.StructType():
             if others := [each for each in kind.names if each not in shape.fields or kind.names.count(each) > 1]:

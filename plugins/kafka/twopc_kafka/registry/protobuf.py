@@ -32,8 +32,8 @@ def to_protobuf(
 ) -> Column:
     """Encode a column of ``frame`` as Protobuf, with its schema's id and message's indexes in front. Null stays null.
 
-    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the schema's first. The other
-    arguments and the errors are those of ``to_avro``, with the text of a ``.proto`` file as ``schema``.
+    ``message`` is the message's full name, such as ``shop.Order.Line``; None selects the schema's first message. The
+    other arguments and the errors are those of ``to_avro``, with the text of a ``.proto`` file as ``schema``.
 
     A proto3 field without ``optional`` needs no column, but the values of its column can't be null. At most one column
     of a ``oneof`` may have a value. Timestamps finer than milliseconds and unsigned numbers from 2**63 up are refused,
@@ -63,8 +63,8 @@ def from_protobuf(
 ) -> Column:
     """Decode Protobuf to Spark's types. Null stays null.
 
-    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the first of ``reader``. The other
-    arguments and the errors are those of ``from_avro``. A record of another message fails the batch.
+    ``message`` is the message's full name, such as ``shop.Order.Line``; None selects the first message of ``reader``.
+    The other arguments and the errors are those of ``from_avro``. A record of another message fails the batch.
     """
     first, *_ = subjects = Subject.to_read(registry, subject, "PROTOBUF")
     found, _ = first.chosen(reader)

@@ -1,4 +1,4 @@
-"""Protobuf schemas of a registry: compiled, with their messages and the messages' indexes."""
+"""The Protobuf schemas of a registry, compiled, with their messages and the messages' indexes."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Message:
 
         Args:
             texts: the name by which others import a file → its source, or its descriptor in base64, as Confluent's
-                clients for Python and .NET register it. Each file follows those that it imports. Built-in files may be
-                left out.
+                clients for Python and .NET register it. Each file follows the files that it imports. Built-in files may
+                be left out.
             name: the message's full name, such as ``shop.Order.Line``. None for the file's first message.
 
         Raises:
@@ -135,7 +135,7 @@ class Message:
     @property
     def for_spark(self) -> tuple[str, bytes]:
         """The name and the files with which Spark finds the message. Spark finds no nested messages, so one of the
-        files has a copy at the top level."""
+        files contains a copy of the message at the top level."""
         own = self.files[-1]
         copy = FileDescriptorProto(
             name="twopc_copy.proto", package="twopc_copy", syntax=own.syntax, options=own.options

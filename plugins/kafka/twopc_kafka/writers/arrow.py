@@ -120,7 +120,7 @@ class ArrowWriter:
 
 
 def _chunks(runs: Integers, sizes: Integers) -> Iterator[slice]:
-    """Yield the range of records of each chunk, which ends with a run or at a multiple of ``CHUNK_RECORDS``. ``sizes``
+    """Yield each chunk as a range of records. A chunk ends with a run, or at a multiple of ``CHUNK_RECORDS``. ``sizes``
     are the records' sizes in bytes."""
     begins = (np.cumsum(sizes) - sizes)[np.searchsorted(runs, runs)]  # where each record's run begins
     by_bytes = begins // CHUNK_BYTES

@@ -1,7 +1,7 @@
 """PostgreSQL as the store of a commit log: an entry is a row, and ``INSERT … ON CONFLICT DO NOTHING`` creates it.
 
-The unique index decides between two writers: an insert waits for a concurrent one, and then either takes its place or
-finds its row.
+The unique index decides between two writers: an insert waits for a concurrent insert of the same entry, and then either
+takes its place or finds its row.
 
 A row counts once the synchronous standbys have it. Its writer waits for them. A session that finds another session's
 row can't know whether that session has waited, so it commits an empty transaction and waits for that.

@@ -1,8 +1,8 @@
 """The codecs of Kafka's record batches, framed as Java's consumer expects.
 
-gzip and zstd are Arrow's output. Snappy is Arrow's output too, without the frame that Java's producer adds: consumers
-accept both forms, and librdkafka also writes the unframed one. For LZ4, Arrow's own frames have linked blocks, which
-Java rejects, so this module puts a frame around Arrow's raw blocks.
+For gzip and zstd, Arrow's output is used as it is. So is its output for Snappy, without the frame that Java's producer
+adds: consumers accept both forms, and librdkafka also writes the unframed form. For LZ4, Arrow's own frames have linked
+blocks, which Java rejects, so this module puts a frame around Arrow's raw blocks.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Records:
 
         Args:
             order: the records' positions, in the order of encoding.
-            starts: where in that order each batch begins. Offset and timestamp deltas are relative to that record.
+            starts: where in that order each batch begins. Offset and timestamp deltas are relative to the first record
+                of a batch.
         """
         counts = np.diff(starts, append=len(order))
         timestamps = self.timestamp_ms[order]
