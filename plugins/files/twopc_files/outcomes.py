@@ -97,7 +97,7 @@ def not_shown_yet(what: str) -> Retriable:
 
 
 def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
-    """Return why an undecided file can't be published, and what to do about it; or None."""
+    """Return why an undecided file can't be published, and what to do about it. Return None if it can be published."""
     if seen.target_bytes is not None:
         return "a file already has the target's name, and twopc never overwrites one. Move it away."
     if seen.pending_bytes is None:

@@ -133,8 +133,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             log.open()
 
     def _begin_logs(self) -> None:
-        """Create the logs of complete batches before the first commit of an incarnation, as a reader that finds no log
-        reads all files. Concurrent commits are like two processes here, which ``BatchLog.begin`` allows."""
+        """Create the logs of complete batches before the first commit of an incarnation. A reader that finds no log
+        would read all files. Concurrent commits may call ``BatchLog.begin`` at the same time, just as two processes
+        may."""
         if not self._logs_have_begun:
             for log in self._logs:
                 log.begin()
@@ -282,7 +283,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return None
 
     def _look(self, file: FileHandle, what: str) -> Sight:
-        """Look at a decided file. If the store does not answer, it is not hiding the file, so the wait starts over."""
+        """Look at a decided file. A failed look restarts the wait for a hidden file: a store that does not answer is
+        not hiding the file."""
         began_s = time.monotonic()
         try:
             seen = self._store.look(file)
@@ -349,8 +351,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return self._owned(committable, decidable_files(committable))
 
     def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
-        """Return ``files``. Raises CorruptLog: the transaction is another sink's, or a file can't belong to it in this
-        store."""
+        """Check the owner of ``files``, and return them. Raises CorruptLog: the transaction belongs to another sink, or
+        one of the files can't belong to the transaction in this store."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:
