@@ -28,8 +28,8 @@ def older(path: Path) -> Path:
 
 
 def append(path: Path, line: bytes, max_bytes: int) -> None:
-    """Append a line by a single write. If the file has ``max_bytes``, move it aside first. Never waits for another
-    process. Raises OSError: the line was not written, or only its beginning, which readers skip."""
+    """Append a line by a single write. If the file has reached ``max_bytes``, move it aside first. Never waits for
+    another process. Raises OSError: the line was not written, or only its beginning, which readers skip."""
     if len(line) > LONGEST_LINE:
         raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
     descriptor = _open_to_append(path)

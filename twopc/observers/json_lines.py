@@ -180,7 +180,7 @@ class EventReader:
             self._files.pop().close()
 
     def _find(self) -> list[OpenFile]:
-        """Open new files. Return open files that have no name any more."""
+        """Open new files. Return the open files whose names are gone."""
         # In this order, a file that is moved aside in between is not missed.
         current, aside = self._open(self._path), self._open(older(self._path))
         named = [file for file in (aside, current) if file is not None]

@@ -28,8 +28,8 @@ class OpenTelemetryObserver:
     """Creates the spans of a batch when its run ends, and records the metrics that docs/metrics.md lists.
 
     The spans are children of the current span of the thread that ran the batch. Their times are computed back from the
-    end by the batch's metrics: the gaps between phases are microseconds. A failed run has its exception and the status
-    ERROR.
+    end by the batch's metrics: the gaps between phases are microseconds. The span of a failed run records the
+    exception, and has the status ERROR.
 
     Args:
         provider: the tracer provider, or None for the global one.

@@ -39,7 +39,7 @@ class Java:
 
     Attributes:
         home: The folder for JAVA_HOME.
-        version: The version that it reports, such as `17.0.15`.
+        version: The version that the runtime reports, such as `17.0.15`.
     """
 
     home: Path
@@ -52,10 +52,11 @@ class Java:
 
 
 def find_java(modules: tuple[str, ...] = ()) -> Java:
-    """Find a runtime: JAVA_HOME, then `java` on the PATH, then one that `fetch_java` put into the cache.
+    """Find a runtime. Looks at JAVA_HOME, then at `java` on the PATH, then for a JDK that `fetch_java` has put into the
+    cache.
 
     Args:
-        modules: Java modules that it must have, such as `SPARK_MODULES`.
+        modules: Java modules that the runtime must contain, such as `SPARK_MODULES`.
 
     Raises:
         JavaNotFound: No runtime is suitable; the message has the reason for each one, and what to install.
@@ -113,7 +114,7 @@ def _fetched_folder() -> Path:
 
 
 def _probe(executable: Path, modules: tuple[str, ...]) -> Java | str:
-    """Return the runtime of `executable`, or the reason why it is not suitable."""
+    """Return the runtime that `executable` belongs to, or the reason why the runtime is not suitable."""
     added = [f"--add-modules={','.join(modules)}"] if modules else []
     try:
         # Java itself is asked for its home: the command on the PATH may be a link or a wrapper elsewhere.

@@ -1,4 +1,4 @@
-"""Records as events: which are refused, how they are stored in a segment, and which segment a key belongs to."""
+"""Converts records to events: checks the records, frames them for a segment, and assigns each key to a segment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_records(batch: pa.RecordBatch) -> None:
     """Refuse a record that can't be an event.
 
     Raises:
-        RecordRefused: the first such record.
+        RecordRefused: a record can't be an event. The error names the first of these records.
     """
     values = batch.column("value")
     if values.null_count:
