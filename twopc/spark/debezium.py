@@ -35,7 +35,7 @@ from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
 OP, ORDER, MISSING, TOPIC = "_op", "_order", "_unavailable", "_topic"
-"""The columns that are added to those of the table."""
+"""The columns that are added to the columns of the table."""
 
 _ORDER_TYPE = StructType(
     [
@@ -65,7 +65,7 @@ _SOURCE = ("key", "value", "topic", "partition", "offset")
 
 _MOVED = "twopc moved"
 _IS_MOVED = "coalesce(exists(headers, h -> h.key IN ('__debezium.oldkey', '__debezium.newkey')), false)"
-"""Whether a record is half of a primary-key change, by its headers."""
+"""SQL: whether a record is half of a primary-key change, according to the record's headers."""
 
 
 def debezium(
@@ -232,7 +232,7 @@ class _Decoding:
                 yield self._batch(rows)
 
     def _batch(self, rows: Iterable[tuple[Row, str]]) -> pa.RecordBatch:
-        """Return rows as a record batch. Each comes with the topic of its record."""
+        """Return rows as a record batch. ``rows`` pairs each row with the topic of its record."""
         found = []
         for row, topic in rows:
             order = dict(zip(_ORDER_TYPE.names, row.order, strict=True))

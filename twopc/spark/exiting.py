@@ -134,8 +134,8 @@ def until_stopped(query: StreamingQuery) -> None:
     Call it in the driver's main thread, as Python handles signals there.
 
     Raises:
-        SystemExit: with code 143, on SIGTERM. With 0, a supervisor that drains the machine would take the query for
-            complete.
+        SystemExit: with code 143, on SIGTERM. With code 0, a supervisor that drains the machine would consider the
+            query complete.
         StreamingQueryException: the query has failed.
         TwoPhaseCommitError: like ``stop``.
     """

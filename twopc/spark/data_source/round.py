@@ -53,8 +53,8 @@ SINK = "sink"
 
 
 def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """Return the sink of a data source. Raises ConfigurationError: as ``create_sink`` does; or the sink needs one
-    record per key, and a data source can't bring the records of a key together."""
+    """Return the sink of a data source. Raises ConfigurationError: ``create_sink`` rejects the options, or the sink
+    needs one record per key, and a data source can't bring the records of a key together."""
     sink = create_sink(backend, options)
     if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
         raise ConfigurationError(
@@ -107,8 +107,8 @@ class PhaseOne:
 
         Raises:
             LogMismatch: this is not the planned batch, so its input was not compared with the log.
-            RepeatedFailure: the task failed at every start. It is counted here, as no process on the driver gets the
-                task's error.
+            RepeatedFailure: the task failed at every start. The failure is counted here, because the task's error does
+                not reach any process on the driver.
         """
         context = TaskContext.get()
         assert context is not None
@@ -168,7 +168,8 @@ class Rounds:
         Raises:
             LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
                 full refresh of the flow.
-            TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
+            TwoPhaseCommitError: in the same cases as ``Coordinator.recover``, or if the sink can't write records of
+                ``schema``.
         """
         reads = follows = None
         start, sink = uuid.uuid4().hex[:12], sink_alone(self.backend, self.options)
@@ -201,7 +202,7 @@ class Rounds:
         return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
-        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
+        """Seal, decide and commit the tasks' transactions. Raises the same errors as ``Coordinator.run``.
 
         ``schema`` is the one that ``open`` was called with, for observers.
         """
@@ -324,5 +325,6 @@ def spool(path: str | None) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=100)
 def _observer(path: str) -> JsonLinesObserver:
-    """Return the observer of a file. One per file, so that a failure to write is logged once."""
+    """Return the observer that writes to a file. Each file has a single observer, so that a failure to write is logged
+    once."""
     return JsonLinesObserver(path)
