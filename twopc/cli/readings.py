@@ -1,5 +1,5 @@
-"""Reads logs and the open transactions of sinks repeatedly. Each has a thread of its own, so that a slow one does not
-hold up the others. Changes nothing."""
+"""Reads logs and the open transactions of sinks repeatedly. Each log or sink is read on its own thread, so that a slow
+system does not hold up the other readings. Changes nothing."""
 
 from __future__ import annotations
 

@@ -147,8 +147,8 @@ class Recovery:
     def end_orphans(self) -> None:
         """Roll back the open transactions of rounds that are over, without opening an incarnation. Transactions that
         may belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver
-        can decide those that it reports as undecided. Raises TwoPhaseCommitError: a target system could not roll one
-        back."""
+        can decide a transaction that ``look`` reports as undecided. Raises TwoPhaseCommitError: a target system could
+        not roll back a transaction."""
         ended: list[Judged] = []
         while (orphans := [row for row in self.look() if row.verdict is Verdict.UNDECIDED]) and orphans != ended:
             for row in orphans:

@@ -123,7 +123,8 @@ def _events(kind: type[Any], values: Values) -> list[Event]:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Return the value for a field of this type. Raises ValueError, TypeError or KeyError: it has another type."""
+    """Convert a value from JSON to the type of its field. Raises ValueError, TypeError or KeyError: the value does not
+    fit the type."""
     if kind in _READERS:
         return _READERS[kind](value)
     if kind in _PLAIN:

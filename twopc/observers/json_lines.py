@@ -29,7 +29,8 @@ from twopc.observers._rotating_file import OpenFile, append, older
 __all__ = ["EventReader", "JsonLinesObserver", "Recorded"]
 
 MAX_BYTES = 16 << 20
-"""About six thousand batches, at 2.5 kB each. One older file is kept, so the files have at most twice as many."""
+"""Enough for about six thousand batches, at 2.5 kB each. One older file is kept, so the two files contain at most twice
+as many batches."""
 
 RETRIES_APART_S = 5.0
 """How long retried calls share a line. An outage must not push all other events out of the file."""
@@ -140,7 +141,7 @@ class EventReader:
         self._is_open = False
 
     def open(self) -> None:
-        """Open the files, before any event is read. The events that they have now count as earlier.
+        """Open the files, before any event is read. Events that the files contain now count as earlier events.
 
         Raises:
             OSError: a file can't be opened.

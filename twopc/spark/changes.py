@@ -231,8 +231,8 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
 
 
 def _has_null(order: str, type: DataType) -> str:
-    """Return the SQL condition that an order is null or has a null part. Spark sorts a struct with a null part first,
-    so a change without a time would lose to every other change of its key."""
+    """Return a SQL condition that is true if an order is null or contains a null. Spark sorts a struct with a null part
+    first, so a change without a time would lose to every other change of its key."""
     parts = [f"{order} IS NULL"]
     if isinstance(type, StructType):
         parts += [_has_null(f"{order}.{quoted(field.name)}", field.dataType) for field in type]

@@ -88,11 +88,11 @@ def debezium(
     earlier record of the same batch. On a stream, such a record is refused.
 
     Args:
-        df: Kafka records, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
-            If the source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with
-            ``includeHeaders``. A transaction that exchanges two keys sends the delete of one of the rows last. With the
-            column ``headers``, using ``_op`` of such a delete is an error. Without it, on a stream, or if two batches
-            share the transaction, the row is lost.
+        df: Kafka records, with the columns of Spark's source. Values are JSON, with or without Connect's schema. If the
+            source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with ``includeHeaders``.
+            A transaction that exchanges two keys sends the delete of one of the rows last. With the column ``headers``,
+            using ``_op`` of such a delete is an error. Without the column, on a stream, or if two batches share the
+            transaction, the row is lost.
         key: the columns of the table's key. If records have a Kafka key, it must contain them: set
             ``message.key.columns`` if they are not the primary key. PostgreSQL must then also log their old values
             (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.

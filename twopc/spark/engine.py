@@ -174,7 +174,8 @@ _UNSUPPORTED_TRIGGERS = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """The input of one batch. It is the same in every call for the batch: a user's function may run a batch again."""
+    """The input of one batch. Every call for the batch gets the same input, because a user's function may run a batch
+    more than once."""
 
     batch_id: int
     reads: Reads  # the batch's input, as JSON
@@ -311,7 +312,7 @@ def _require_lasting(checkpoint: str) -> None:
 
 
 def _require_repeatable(query: Any) -> None:
-    """Raise ConfigurationError if Spark might repeat a batch with other records. Upholds: a repeated batch has the
+    """Raise ConfigurationError if Spark might repeat a batch with other records. Upholds: a repeated batch contains the
     records that were decided.
 
     Spark refuses most of these cases itself, unless configured not to.

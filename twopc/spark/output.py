@@ -164,7 +164,7 @@ class Part:
         return Part(self.sink, self.records.filter(taken), hashes, source, self.deletes)
 
     def source_row(self, position: int) -> pa.StructScalar:
-        """Return the batch's row that the record at a position was made from."""
+        """Return the row of the batch from which the record at ``position`` was made."""
         return (self.records.to_struct_array() if self.source is None else self.source)[position]
 
 
@@ -198,7 +198,7 @@ class Rows:
         return [*conditions, *hashes, *changed, *([_SOURCE_ROW] if self.with_source else ())]
 
     def hashed_columns(self, frame: DataFrame) -> Iterator[tuple[str, dict[str, StructField]]]:
-        """Yield each sink whose records get hashes, with its columns: their names in SQL and their fields."""
+        """Yield each sink whose records are hashed, and the sink's columns: a field for each name in SQL."""
         for name in self.hashed:
             if self.in_structs:
                 within = frame.schema[name].dataType

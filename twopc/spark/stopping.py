@@ -276,8 +276,9 @@ def _wait_for_a_pause(query: StreamingQuery) -> None:
 
 
 class _Goal:
-    """The offsets that the sources had at the call: those of the first batch that was certainly planned after it. The
-    batch is found by its number and the progress ``at_call``, because Spark's clock may differ from the caller's."""
+    """The offsets that the sources had at the call, taken from the first batch that was certainly planned after the
+    call. That batch is found by its number and the progress ``at_call``, because Spark's clock may differ from the
+    caller's."""
 
     def __init__(self, at_call: Mapping[str, Any] | None) -> None:
         # The batch after the newest one may be running.
@@ -311,7 +312,8 @@ class _Goal:
 
 
 def _offset(given: Any) -> Any:
-    """Return an offset, parsed if it is JSON. Spark's progress has offsets as JSON in a string, or as plain text."""
+    """Return an offset, parsed if it is JSON. Spark's progress reports contain an offset as JSON in a string, or as
+    plain text."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:

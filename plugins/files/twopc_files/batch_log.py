@@ -8,7 +8,8 @@ contents of an entry.
 Entry 0 lists the files that the folder had when the log was created. Entry *n* + 1 is batch *n*.
 
 Entries are created by put-if-absent and never changed. A zombie that wakes up in the middle of a call can therefore
-only create a missing entry. Missing entries are only those that a newer process has pruned, which no reader needs.
+only create a missing entry. An entry is only missing if a newer process has pruned it, and no reader needs a pruned
+entry.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ RECORDS_AT_ONCE = 1024
 """The most records that exist as Python objects at a time."""
 
 Convert: TypeAlias = "Callable[[Any], Any] | None"
-"""Converts a Python value other than None to one that orjson writes in the form above. None if orjson needs no help."""
+"""Converts a Python value other than None to a value that orjson writes in the form above. None if orjson needs no
+help."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Kind:
 
     Attributes:
         name: the types, as the README names them.
-        includes: whether a type is one of them.
+        includes: returns whether a given type is one of these types.
         formats: the names of the formats that keep them, separated by spaces.
         instead: what to do about such a column in another format. ``c`` stands for the column.
     """

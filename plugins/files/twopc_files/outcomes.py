@@ -14,7 +14,7 @@ A store's error has an errno, with one meaning for all stores:
 | ``ETIMEDOUT``, and the other network errors of ``TEMPORARY`` | no answer: the store may have done it |
 | ``EIO``, and any other | the store may have done it, and may answer differently the next time |
 
-``twopc.stores.errors`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its
+``twopc.stores.errors`` maps each HTTP status to an errno. A failed sync of a disk is a ``NotSynced``, whatever its
 errno.
 """
 

@@ -1,7 +1,7 @@
 """The file sink: it writes pending files where no reader looks, and publishes each one atomically on commit.
 
 The store (``stores/``) writes and publishes files. ``outcomes.py`` turns the store's reports into decisions. This
-module has everything that all stores share: the transaction, its committable, and the order of the steps.
+module contains everything that all stores share: the transaction, its committable, and the order of the steps.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MINIMUM_VERSION = 17
 """Spark 4 and Kafka 4 brokers both require Java 17."""
 
 FETCHED_VERSION = "17"
-"""The version to download if there is none: the one that the tests run on."""
+"""The version to download if no runtime is found. The project's tests run on this version."""
 
 SPARK_MODULES = ("jdk.incubator.vector",)
 """Spark 4 names these on Java's command line. Reduced runtimes that lack them can only run the broker."""
@@ -59,7 +59,7 @@ def find_java(modules: tuple[str, ...] = ()) -> Java:
         modules: Java modules that the runtime must contain, such as `SPARK_MODULES`.
 
     Raises:
-        JavaNotFound: No runtime is suitable; the message has the reason for each one, and what to install.
+        JavaNotFound: No runtime is suitable; the message explains why each was rejected, and what to install.
     """
     refusals = []
     for origin, executable in _candidates():
@@ -71,7 +71,7 @@ def find_java(modules: tuple[str, ...] = ()) -> Java:
 
 
 def fetch_java(modules: tuple[str, ...] = ()) -> Java:
-    """Download a JDK into the cache with `install-jdk`, unless the cache has one.
+    """Download a JDK into the cache with `install-jdk`, unless the cache already contains one.
 
     Args:
         modules: As for `find_java`.

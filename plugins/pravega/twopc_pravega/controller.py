@@ -123,7 +123,7 @@ class Begun:
 
 
 _AT_ONCE = 100
-"""How many requests may wait for their answers at the same time. Each has the full timeout."""
+"""How many requests may wait for their answers at the same time. Each request gets the full timeout."""
 
 
 class Controller:
@@ -215,7 +215,7 @@ class Controller:
         return str(self._call("getDelegationToken", _info(stream, _READ_WRITE)).delegationToken)
 
     def store_of(self, stream: Stream, segment: int) -> tuple[str, int]:
-        """Return the host and port of the segment store that currently has a segment."""
+        """Return the host and port of the segment store that currently serves a segment."""
         answer = self._call("getURI", MESSAGES["SegmentId"](streamInfo=_info(stream), segmentId=segment))
         return answer.endpoint, answer.port
 
@@ -283,8 +283,8 @@ def release(server: Server) -> None:
 
 
 def renewal_due(token: str) -> float | None:
-    """Return when to renew a token, by ``time.monotonic``: after half of its lifetime. Return None for no token, or for
-    one that does not expire.
+    """Return when to renew a token, by ``time.monotonic``: after half of its lifetime. Return None if the token is
+    empty or does not expire.
 
     Segment stores close a connection when its token expires. The token is a JSON Web Token, and only they verify it.
     """

@@ -106,8 +106,8 @@ def unframed(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def routed(batch: pa.RecordBatch, segments: Sequence[Segment]) -> Iterator[tuple[int | None, pa.Array]]:
-    """Yield the position of each segment, and the values whose keys belong to it, in order. Values without a key have
-    the position None, and may go to any segment."""
+    """Yield the position of each segment, and the values whose keys belong to it, in order. Values without a key are
+    yielded with the position None, and may go to any segment."""
     values = batch.column("value")
     keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(len(values), pa.string())
     if keys.null_count == len(keys):

@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 30.0
 """How long an append may take to become durable, and any other command to be answered."""
 
 MOVE_PATIENCE_S = 20.0
-"""How long a segment may be without a store, for example while another store takes over from one that died."""
+"""How long a segment may be without a store, for example while another store takes over from a store that died."""
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """How much a writer sends ahead of the acknowledgments."""

@@ -163,7 +163,7 @@ class Rounds:
         """Open a new incarnation and recover, before any task begins.
 
         The batch is the newest one in the query's checkpoint: Spark has just recorded its input there. A batch write
-        has ``batch_id``, or else the next batch of the log.
+        writes the batch ``batch_id``, or the next batch of the log if ``batch_id`` is None.
 
         Raises:
             LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
@@ -226,8 +226,8 @@ class Rounds:
         """Roll back a failed round, or finish it if it was decided before it failed.
 
         A decision without an answer may still land in the log, so nothing is aborted in its incarnation: a new
-        incarnation first finds out whether it did. If no message has the incarnation, recovery is left to the next
-        start, since opening one here could fence a newer driver.
+        incarnation first finds out whether it did. If no message contains the incarnation, recovery is left to the next
+        start, because opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
             opened = next((message.incarnation for message in messages if message is not None), opened)

@@ -64,7 +64,7 @@ class S3(Bucket):
 
     def _lists_open_uploads(self) -> CheckResult:
         """Check whether a sweep can find the uploads of killed writers. MinIO lists an upload only for its exact key.
-        Without a key, it lists only uploads that it has in memory since its start."""
+        Without a key, MinIO lists only the uploads that it has kept in memory since its start."""
         check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
         folder = self.key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
         key = f"{folder}probe"
