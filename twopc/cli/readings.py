@@ -189,7 +189,7 @@ def _settling_times_s(entries: Sequence[Entry]) -> list[float]:
 
 
 def timestamp(written_at: str) -> float:
-    """Return an entry's time in seconds since the epoch. Raises CorruptLog: it can't be parsed."""
+    """Return an entry's time in seconds since the epoch. Raises CorruptLog: the time can't be parsed."""
     try:
         return datetime.fromisoformat(written_at).timestamp()
     except ValueError:

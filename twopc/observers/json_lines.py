@@ -41,8 +41,8 @@ CAPACITY = 16 << 20
 CLOSE_TIMEOUT_S = 10.0
 
 forwarded_here: set[Path] = set()
-"""The files whose events this process forwards to its observers. An observer must not write to these files, as the
-events would be forwarded again."""
+"""The files whose events this process forwards to its observers. An observer must not write to these files. Otherwise
+these events would be forwarded again."""
 
 logger = logging.getLogger(__name__)
 

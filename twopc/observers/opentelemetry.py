@@ -1,7 +1,7 @@
 """Spans and metrics for OpenTelemetry, through its API (extra ``opentelemetry``).
 
-Attributes of twopc begin with ``twopc.``. ``error.type`` follows the semantic conventions, of which only stable ones
-are used (as of version 1.45.0).
+Attributes of twopc begin with ``twopc.``. ``error.type`` follows the semantic conventions. Only conventions that are
+stable in version 1.45.0 are used.
 """
 
 from __future__ import annotations

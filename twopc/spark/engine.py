@@ -130,7 +130,8 @@ class ConnectEngine:
         return contextlib.nullcontext()  # the server describes jobs itself
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return the input of ``batch_id``. Raises LogMismatch: it is not the newest batch that Spark has planned."""
+        """Return the input of ``batch_id``. Raises LogMismatch: ``batch_id`` is not the newest batch that Spark has
+        planned."""
         if self._newest is None or self._newest.batch_id != batch_id:
             newest, reads = self._folder.newest()
             if newest != batch_id:
@@ -368,7 +369,7 @@ def each(collection: Any) -> Iterator[Any]:
 
 
 class _JvmFolder:
-    """The checkpoint folder through Hadoop's file systems, as Spark reaches it."""
+    """The checkpoint folder, read through the same Hadoop file systems that Spark uses."""
 
     def __init__(self, session: SparkSession, root: str) -> None:
         jvm = java.jvm(session)

@@ -104,7 +104,7 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
 
 def _writable(file: Path) -> Path:
-    """Remove ``file`` and return it. Raises ConfigurationError: it can't be written."""
+    """Remove ``file`` and return its path. Raises ConfigurationError: the file can't be written."""
     try:
         file.write_text("", encoding="utf-8")
         file.unlink()

@@ -110,8 +110,8 @@ _EXPRESSIONS = {
 
 
 def check_columns(owner: str, sink: object, columns: Any) -> tuple[Expression, ...]:
-    """Return the columns that a user passed with a sink. Raises ConfigurationError: they are not a list of expressions,
-    or ``sink`` is not a sink."""
+    """Return the columns that a user passed with a sink. Raises ConfigurationError: ``columns`` is not a list of
+    expressions, or ``sink`` is not a sink."""
     if not isinstance(sink, TwoPhaseCommitSink):
         raise ConfigurationError(  # without the object, which may be options with a password
             f"an object of class {type(sink).__name__} is not a sink: create one with twopc.create_sink, or subclass"

@@ -2,8 +2,8 @@
 
 Measured on Spark 4.2.0: ``StreamingQuery.stop()`` cancels the query's jobs, interrupts the Java thread that runs its
 batches, and waits for that thread to end. The thread waits for our Python code, which notices the interrupt only in its
-own calls into Java: they run in that thread, and raise. So a batch is rolled back if its tasks are still writing, and
-finished otherwise.
+own calls into Java. Those calls run in the Java thread, and raise. So a batch is rolled back if its tasks are still
+writing, and finished otherwise.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ _ERRNO = re.compile(
 
 @contextlib.contextmanager
 def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """On the driver: raise a failure that may pass by itself as an error of twopc. ``is_stopped`` returns whether this
-    process has stopped its session: PySpark's cleanup then hides how the job ended.
+    """On the driver: convert a failure that may pass by itself to an error of twopc. ``is_stopped`` returns whether
+    this process has stopped its session: PySpark's cleanup then hides how the job ended.
 
     Raises:
         Retriable: for an interrupt or an outage.

@@ -2,9 +2,9 @@
 only.
 
 Spark passes ``foreachBatch`` a frame over an RDD. The query's plan is below that RDD, in the same job, and the frame
-does not show it. The query's engine in the driver's JVM does: it plans every batch from one logical plan, which is
-inspected once per start of the query. The frame's own nodes above the RDD are inspected in each batch, by about ten
-calls to the JVM (1 ms).
+does not show it. The query's engine in the driver's JVM shows it: the engine plans every batch from one logical plan,
+which is inspected once per start of the query. The frame's own nodes above the RDD are inspected in each batch, by
+about ten calls to the JVM (1 ms).
 
 A plan that is not recognized keeps its tasks, and the number of tasks is unknown.
 """
@@ -55,7 +55,7 @@ _STATELESS = _PLAIN | {
 }
 _STATEFUL = frozenset({"Aggregate", "Deduplicate", "Distinct", "GlobalLimit", "LocalLimit", "Sort", "Window"})
 """Nodes that keep state if a stream is below them. Nodes of both sets run Python only in their expressions. An RDD is
-in neither set, as anything may be below it."""
+in neither set, because anything may be below an RDD."""
 
 
 @dataclass(frozen=True)

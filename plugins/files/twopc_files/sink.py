@@ -233,7 +233,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return committables
 
     def _obstacle(self, file: FileHandle) -> str | None:
-        """Return why this process can't commit ``file``, and what to do about it; or None."""
+        """Return why this process can't commit ``file``, and what to do about it. Return None if the process can commit
+        it."""
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:

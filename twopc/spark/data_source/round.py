@@ -166,7 +166,7 @@ class Rounds:
         writes the batch ``batch_id``, or the next batch of the log if ``batch_id`` is None.
 
         Raises:
-            LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
+            LogMismatch: the batch is not the next batch, was decided with other input, or is the first batch after a
                 full refresh of the flow.
             TwoPhaseCommitError: in the same cases as ``Coordinator.recover``, or if the sink can't write records of
                 ``schema``.
@@ -225,9 +225,9 @@ class Rounds:
     def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a failed round, or finish it if it was decided before it failed.
 
-        A decision without an answer may still land in the log, so nothing is aborted in its incarnation: a new
-        incarnation first finds out whether it did. If no message contains the incarnation, recovery is left to the next
-        start, because opening an incarnation here could fence a newer driver.
+        A decision without an answer may still land in the log, so nothing is aborted in the incarnation of that
+        decision. A new incarnation first finds out whether the decision has landed. If no message contains the
+        incarnation, recovery is left to the next start, because opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
             opened = next((message.incarnation for message in messages if message is not None), opened)
@@ -309,8 +309,8 @@ def _counted(
 
 @contextlib.contextmanager
 def spool(path: str | None) -> Iterator[None]:
-    """Append the events of the calls inside to the file at ``path``, if given. The observer is removed afterwards, as
-    Spark reuses the process for other queries."""
+    """Append the events of the calls inside to the file at ``path``, if given. The observer is removed afterwards,
+    because Spark reuses the process for other queries."""
     if path is None:
         yield
         return

@@ -148,9 +148,9 @@ class Store(Protocol):
     """A folder in one kind of store. An immutable value, which is pickled together with its sink. Its repr shows no
     credentials.
 
-    A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError. Its
-    ``errno`` has the same meaning for all stores, which ``outcomes.py`` defines. The methods implemented here suit an
-    object store whose pending files have names.
+    A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError.
+    ``outcomes.py`` defines the meaning of ``errno``, which is the same for all stores. The methods implemented here
+    suit an object store whose pending files have names.
     """
 
     @property
