@@ -84,6 +84,6 @@ METRICS = (*METRICS_OF_LOGS, *METRICS_OF_SINKS)
 
 
 def _encodable(label: str) -> str:
-    """Return a label that UTF-8 can encode. Paths may have invalid bytes, and JSON may have lone surrogates; a single
-    such label would fail every scrape."""
+    """Return a label that UTF-8 can encode. Paths may contain invalid bytes, and JSON may contain lone surrogates. A
+    single such label would make every scrape fail."""
     return label.encode(errors="replace").decode()

@@ -25,13 +25,13 @@ WIDE = 200
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 SHOWN = 50
-"""The most rows that a table shows. A batch may have a transaction for each of thousands of partitions; JSON has
-all."""
+"""The most rows that a table shows. A batch may have a transaction for each of thousands of partitions. JSON output
+contains all of them."""
 
 
 @dataclass
 class Report:
-    """A command's document, complete as far as the command got."""
+    """The document that a command fills in. If the command fails, the document contains the results up to then."""
 
     document: Document = field(default_factory=dict)
     opened: bool = False
@@ -60,7 +60,7 @@ class Report:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the error's class in the catalog, or the name of its own class."""
+    """Return the name under which the catalog lists the error's class, or else the name of the class itself."""
     if isinstance(error, TwoPhaseCommitError) and not isinstance(error, NoAnswer):
         return error.kind
     return type(error).__name__
@@ -73,7 +73,8 @@ def say(text: str) -> None:
 
 def readable(value: Any) -> Any:
     """Return a document with control characters and lone surrogates replaced by their codes. Anyone who can write to a
-    log's folder can put them there: a terminal obeys control characters, and lone surrogates can't be printed."""
+    log's folder can put such characters into a log. A terminal would obey the control characters, and lone surrogates
+    can't be printed."""
     if isinstance(value, str):
         return value.translate(_CONTROL).encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""Reads logs and the open transactions of sinks repeatedly. Each has a thread of its own, so that a slow one does not
-hold up the others. Changes nothing."""
+"""Reads logs and the open transactions of sinks repeatedly. Each log or sink is read on its own thread, so that a slow
+system does not hold up the other readings. Changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watched(ABC):
         """Yield the metrics of the newest reading."""
 
     def read(self) -> None:
-        """Read once. If that fails, keep the last reading, and the error as ``problem``."""
+        """Read once. If that fails, keep the last reading, and store the reason in ``problem``."""
         try:
             self._read()
             self.is_up, self.problem = True, None
@@ -85,7 +85,7 @@ class LogReading:
 
 class WatchedLog(Watched):
     """A log and its newest successful ``reading``, which is None before the first. ``clock`` returns seconds since the
-    epoch. Raises ConfigurationError like ``twopc.log.store.open_store``."""
+    epoch. Raises ConfigurationError in the same cases as ``twopc.log.store.open_store``."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self._followed = FollowedLog(url)
@@ -189,7 +189,7 @@ def _settling_times_s(entries: Sequence[Entry]) -> list[float]:
 
 
 def timestamp(written_at: str) -> float:
-    """Return an entry's time in seconds since the epoch. Raises CorruptLog: it can't be parsed."""
+    """Return an entry's time in seconds since the epoch. Raises CorruptLog: the time can't be parsed."""
     try:
         return datetime.fromisoformat(written_at).timestamp()
     except ValueError:
@@ -246,7 +246,7 @@ class WatchedSink(Watched):
 
     def _bind(self, query: Entry) -> TwoPhaseCommitSink[Any]:
         """Return the sink bound to the log, and bind it again if another log has taken its place. Raises
-        ConfigurationError: the log has no such sink, or has another prefix for it."""
+        ConfigurationError: the log does not list the sink, or records another prefix for the sink."""
         if self._bound is not None and self._bound[0] == query.log_id:
             return self._bound[1]
         prefix = self._target.prefix

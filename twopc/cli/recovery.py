@@ -92,7 +92,8 @@ class Recovery:
         """Raise the errors that recovery would end with, before it fences a driver.
 
         Raises:
-            LogMismatch: the log has work for a sink that is not in the file, or a sink has another prefix in the file.
+            LogMismatch: the log contains transactions of a sink that is not in the file, or the file gives a sink
+                another prefix.
             ConfigurationError: the log names replay copies, and no folder for them was given.
         """
         opened(self._history.tail, self._history.tail.owner, self._prefixes)
@@ -112,7 +113,7 @@ class Recovery:
 
     def look(self) -> list[Judged]:
         """Return the verdict on every transaction of this log that is decided, or open in a target system. Raises
-        LogMismatch: a sink has another prefix than in the log."""
+        LogMismatch: the log records another prefix for a sink."""
         check_prefixes(self._history.tail, self._prefixes)
         open_ = {name: self._open_in(name) for name in self._sinks}
         newest = read_tail(self._history.store)
@@ -146,8 +147,8 @@ class Recovery:
     def end_orphans(self) -> None:
         """Roll back the open transactions of rounds that are over, without opening an incarnation. Transactions that
         may belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver
-        can decide those that it reports as undecided. Raises TwoPhaseCommitError: a target system could not roll one
-        back."""
+        can decide a transaction that ``look`` reports as undecided. Raises TwoPhaseCommitError: a target system could
+        not roll back a transaction."""
         ended: list[Judged] = []
         while (orphans := [row for row in self.look() if row.verdict is Verdict.UNDECIDED]) and orphans != ended:
             for row in orphans:
@@ -157,8 +158,8 @@ class Recovery:
             ended = orphans  # the next look shows what Kafka leaves open in a partition
 
     def run(self) -> None:
-        """Open a new incarnation, commit every decided transaction, abort the others, and close the log. Raises like
-        ``Coordinator.run``."""
+        """Open a new incarnation, commit every decided transaction, abort the others, and close the log. Raises the
+        same errors as ``Coordinator.run``."""
         with self._coordinator:
             self._coordinator.recover()
 
@@ -168,10 +169,10 @@ class Recovery:
         return next(iter(self._coordinator.in_doubt), None)
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
-        """Return the transactions that can't be committed of the batch at which ``run`` failed. All others that were
-        due are then committed, or will be written again: from their replay copies, or by a query that computes them
-        again. With ``even_if_repairable``, also return those that could be committed if an operator removed the cause,
-        and those that a query could compute again.
+        """Return the transactions that can't be committed, in the batch at which ``run`` failed. All other due
+        transactions are then committed, or will be written again: from their replay copies, or by a query that computes
+        their records again. With ``even_if_repairable``, also return those that could be committed if an operator
+        removed the cause, and those whose records a query could compute again.
 
         Raises OperatorRequired: an operator could remove the cause, and ``even_if_repairable`` is false; all
         transactions were tried. Fenced: a newer coordinator has opened the log. TwoPhaseCommitError: a transaction
@@ -197,7 +198,8 @@ class Recovery:
         return [Lost(failed.sink, committable, error) for committable in failed.committables]
 
     def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
-        """Record in the log that ``lost`` is given up. No coordinator commits it afterwards. Raises like ``run``."""
+        """Record in the log that ``lost`` is given up. No coordinator commits it afterwards. Raises the same errors as
+        ``run``."""
         given_up: dict[str, list[Committable]] = {}
         for transaction in lost:
             given_up.setdefault(transaction.sink, []).append(transaction.committable)

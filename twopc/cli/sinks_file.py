@@ -1,4 +1,4 @@
-"""The sinks file. It describes how to reach target systems, since the log has no options and no secrets.
+"""The sinks file, which describes how to reach the target systems. The log contains no options and no secrets.
 
 .. code-block:: toml
 
@@ -48,7 +48,7 @@ class Redaction:
 
 def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
     """Create the sinks that the file describes, by name. Adds the values of references to ``redact``. Raises
-    ConfigurationError: the file can't be read, or a sink can't be created; the error has the sink and the option."""
+    ConfigurationError: the file can't be read, or a sink can't be created. The error names the sink and the option."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

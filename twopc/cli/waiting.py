@@ -1,7 +1,7 @@
 """Calls to target systems that may take long or never return. Each runs on a thread, while lines report the wait.
 
-A call that runs out of time is abandoned, and the process ends. To the log and the target systems this is a crash,
-which is safe at any instruction of a command, as it is for a driver.
+A call that runs out of time is abandoned, and the process ends. To the log and the target systems this looks like a
+crash. A crash is safe at every instruction of a command, as it is for a driver.
 """
 
 from __future__ import annotations

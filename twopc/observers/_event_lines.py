@@ -1,9 +1,9 @@
 """Events as lines of JSON, and back. No I/O.
 
-A line has the event's time, in a key that identifies the event, such as ``finished_at``, and the event's fields. Events
-that may occur for many transactions of a batch share lines. Transactions' handles are left out, since some of them
-allow ending a transaction. Anyone may have written to a file, so a line is accepted only if every value has the right
-type.
+A line contains the event's fields and its time. The key of the time, such as ``finished_at``, identifies the kind of
+event. Events that may occur for many transactions of a batch share lines. Transactions' handles are left out, since
+some of them allow ending a transaction. Other programs may have written to the file, so a line is accepted only if
+every value has the right type.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _events(kind: type[Any], values: Values) -> list[Event]:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Return the value for a field of this type. Raises ValueError, TypeError or KeyError: it has another type."""
+    """Convert a value from JSON to the type of its field. Raises ValueError, TypeError or KeyError: the value does not
+    fit the type."""
     if kind in _READERS:
         return _READERS[kind](value)
     if kind in _PLAIN:
@@ -140,7 +141,7 @@ def _from_json(kind: Any, value: Any) -> Any:
 
 
 class _Schema:
-    """Stands for an Arrow schema, as the core does not install Arrow."""
+    """A placeholder for the class of Arrow schemas: the core does not install Arrow."""
 
 
 @functools.cache
@@ -167,7 +168,7 @@ def _class_named(name: str) -> type[Exception]:
 
 
 def _schema(value: Any) -> Any:
-    """Return the schema, or None if it can't be read: the rest of the line does not depend on it."""
+    """Return the schema, or None if the schema can't be read. The rest of the line is then still accepted."""
     try:
         import pyarrow as pa  # the core does not install it
 

@@ -26,9 +26,9 @@ class Outbox(Generic[ItemT]):
     """Sends items in order by ``send``, which must take a bounded time.
 
     If the waiting items' total size would exceed ``capacity``, the oldest are dropped. An item that can't be sent is
-    dropped too, since clients retry by themselves. The first failure is logged, beginning with ``failed``; the next one
-    only after an item was sent. A forked process begins with an empty outbox. ``dropped`` counts the items that were
-    not sent and no longer wait.
+    dropped too, since clients retry by themselves. The first failure is logged, beginning with ``failed``; the next
+    failure is logged only after an item was sent. A forked process begins with an empty outbox. ``dropped`` counts the
+    items that were not sent and no longer wait.
     """
 
     def __init__(self, send: Callable[[ItemT], None], capacity: int, failed: str = "an event can't be sent") -> None:

@@ -19,7 +19,7 @@ _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 LONGEST_LINE = 4 << 20
-"""In bytes. Longer lines are neither written nor read, as a reader holds a line in memory."""
+"""The length of the longest line that is written or read, in bytes. A reader holds a line in memory."""
 
 
 def older(path: Path) -> Path:
@@ -28,8 +28,8 @@ def older(path: Path) -> Path:
 
 
 def append(path: Path, line: bytes, max_bytes: int) -> None:
-    """Append a line by a single write. If the file has ``max_bytes``, move it aside first. Never waits for another
-    process. Raises OSError: the line was not written, or only its beginning, which readers skip."""
+    """Append a line by a single write. If the file has reached ``max_bytes``, move it aside first. Never waits for
+    another process. Raises OSError: the line was not written, or only its beginning, which readers skip."""
     if len(line) > LONGEST_LINE:
         raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
     descriptor = _open_to_append(path)
@@ -74,7 +74,7 @@ class OpenFile:
     bytes."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises OSError: it can't be opened, or is not a regular file."""
+        """Open the file. Raises OSError: the file can't be opened, or is not a regular file."""
         self._descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self.status = os.fstat(self._descriptor)

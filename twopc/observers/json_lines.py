@@ -29,7 +29,8 @@ from twopc.observers._rotating_file import OpenFile, append, older
 __all__ = ["EventReader", "JsonLinesObserver", "Recorded"]
 
 MAX_BYTES = 16 << 20
-"""About six thousand batches, at 2.5 kB each. One older file is kept, so the files have at most twice as many."""
+"""Enough for about six thousand batches, at 2.5 kB each. One older file is kept, so the two files contain at most twice
+as many batches."""
 
 RETRIES_APART_S = 5.0
 """How long retried calls share a line. An outage must not push all other events out of the file."""
@@ -40,8 +41,8 @@ CAPACITY = 16 << 20
 CLOSE_TIMEOUT_S = 10.0
 
 forwarded_here: set[Path] = set()
-"""The files whose events this process forwards to its observers. An observer must not write to these files, as the
-events would be forwarded again."""
+"""The files whose events this process forwards to its observers. An observer must not write to these files. Otherwise
+these events would be forwarded again."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class EventReader:
         self._is_open = False
 
     def open(self) -> None:
-        """Open the files, before any event is read. The events that they have now count as earlier.
+        """Open the files, before any event is read. Events that the files contain now count as earlier events.
 
         Raises:
             OSError: a file can't be opened.
@@ -180,7 +181,7 @@ class EventReader:
             self._files.pop().close()
 
     def _find(self) -> list[OpenFile]:
-        """Open new files. Return open files that have no name any more."""
+        """Open new files. Return the open files whose names are gone."""
         # In this order, a file that is moved aside in between is not missed.
         current, aside = self._open(self._path), self._open(older(self._path))
         named = [file for file in (aside, current) if file is not None]

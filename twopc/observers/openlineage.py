@@ -79,7 +79,7 @@ _PARENT = "OPENLINEAGE_PARENT_ID"
 
 @attr.define
 class _TwopcBatchRunFacet(RunFacet):
-    """The facet with facts about a run's batch that only twopc has."""
+    """The facet with the facts about a run's batch that only twopc knows."""
 
     owner: str
     logId: str  # noqa: N815  # the spelling of facets
@@ -115,7 +115,7 @@ class OpenLineageObserver:
         job_name: None for the owner of each batch, which is Spark's query id with ``foreach_batch``. Give a name only
             if the process runs one query.
         source_brokers: ``kafka.bootstrap.servers`` of the query's Kafka sources, whose topics become inputs. None
-            leaves the inputs out: Spark's offsets have the topics, but no brokers.
+            leaves the inputs out: Spark's offsets name the topics, but not the brokers.
         client: closed with the observer. None for a client that configures itself, from ``OPENLINEAGE_URL``,
             ``openlineage.yml`` and so on.
 
@@ -234,7 +234,7 @@ def _outputs(batch: BatchCommitted) -> list[OutputDataset]:
 
 def _output(dataset: Dataset, parts: Sequence[BatchPart]) -> OutputDataset:
     """Return a dataset with the number of its records, unless a sink wrote to several datasets, and with its schema,
-    unless sinks differ in it or have none."""
+    unless a sink has no schema or the sinks' schemas differ."""
     of_output: dict[str, OutputDatasetFacet] = {}
     if all(part.datasets is None or len(part.datasets) == 1 for part in parts):
         of_output["outputStatistics"] = _Statistics(rowCount=sum(part.records for part in parts), producer=PRODUCER)

@@ -1,7 +1,7 @@
 """Spans and metrics for OpenTelemetry, through its API (extra ``opentelemetry``).
 
-Attributes of twopc begin with ``twopc.``. ``error.type`` follows the semantic conventions, of which only stable ones
-are used (as of version 1.45.0).
+Attributes of twopc begin with ``twopc.``. ``error.type`` follows the semantic conventions. Only conventions that are
+stable in version 1.45.0 are used.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OpenTelemetryObserver:
     """Creates the spans of a batch when its run ends, and records the metrics that docs/metrics.md lists.
 
     The spans are children of the current span of the thread that ran the batch. Their times are computed back from the
-    end by the batch's metrics: the gaps between phases are microseconds. A failed run has its exception and the status
-    ERROR.
+    end by the batch's metrics: the gaps between phases are microseconds. The span of a failed run records the
+    exception, and has the status ERROR.
 
     Args:
         provider: the tracer provider, or None for the global one.

@@ -12,7 +12,8 @@ from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, Instrument, Kin
 
 
 class PrometheusObserver:
-    """Keeps the metrics that docs/metrics.md lists in ``registry``. A registry can have only one such observer."""
+    """Records events as metrics in ``registry``. docs/metrics.md lists the metrics. A registry can have only one such
+    observer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = {instrument: _metric(instrument, registry) for instrument in INSTRUMENTS}

@@ -1,7 +1,7 @@
-"""Bad records: collected by the tasks, written by the driver to the sink for them.
+"""Bad records, which tasks collect and the driver writes to the sink for bad records.
 
-There are few, so they travel with the votes. The driver writes them when all tasks have voted, because only then is
-their number known.
+Bad records are few, so they travel with the votes. The driver writes the bad records after all tasks have voted,
+because only then is their number known.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class BadRecords:
 
     Args:
         sink: the sink.
-        columns: the expressions for its columns, as in an ``Output``, over ``sink`` (the name of the sink that refused
-            the record), ``reason`` and ``row`` (the batch's row as JSON).
-        limit: the most bad records that a batch may have. One more fails the batch before its decision.
+        columns: the expressions for its columns, as in an ``Output``, based on ``sink`` (the name of the sink that
+            refused the record), ``reason`` and ``row`` (the batch's row as JSON).
+        limit: the largest number of bad records in a batch. With more, the batch fails before its decision.
 
     Raises:
         ConfigurationError: an argument has the wrong type.
@@ -52,7 +52,8 @@ class BadRecords:
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | BadRecords) -> BadRecords:
-        """Return ``given`` as a ``BadRecords`` with its own copy of the sink. Raises like ``Output.of``."""
+        """Return ``given`` as a ``BadRecords`` with its own copy of the sink. Raises the same errors as
+        ``Output.of``."""
         bad_records = given if isinstance(given, BadRecords) else cls(given)
         return replace(bad_records, sink=bad_records.sink.unbound())
 
@@ -88,8 +89,8 @@ def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: Bad
 
 
 def schema_of(session: SparkSession, taker: BadRecords, name: str) -> pa.Schema:
-    """Return the schema of the records that the sink for bad records gets. ``name`` is the sink's, for errors. Raises
-    ConfigurationError: Spark rejects the columns."""
+    """Return the schema of the records that the sink for bad records gets. ``name`` is the name of the sink, for
+    errors. Raises ConfigurationError: Spark rejects the columns."""
     with explain_refusal("columns", [*taker.columns], name):
         return arrow_schema(_frame((), session, taker).schema)
 

@@ -1,8 +1,8 @@
 """The last record of each key in a batch, for outputs whose sinks have a key.
 
-Spark finds it by a window over the key, so equality and order are Spark's, for every type. Spark shuffles the batch
-only if the plan has not yet partitioned it by the key. Afterwards each key has at most one record, in one task,
-whatever the keys of the other outputs are.
+Spark finds the last record by a window over the key, so equality and order follow Spark's rules, for every type. Spark
+shuffles the batch only if the plan has not yet partitioned it by the key. Afterwards each key has at most one record,
+in one task, whatever the keys of the other outputs are.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ CHANGE = "twopc change "
 output does not take the row."""
 
 _SPREAD = "spark_partition_id() * 3629"
-"""A value by which rows are spread over tasks. It must be the same whenever a row's task runs again: after a lost
-executor, Spark repeats some tasks, and rows read from a shuffle may come in another order. A number by order would then
-lose or duplicate rows of other outputs. With this factor, Spark's hash spreads 2 to 4 tasks evenly."""
+"""A value by which rows are spread over tasks. The value must stay the same when a row's task runs again: after a lost
+executor, Spark repeats some tasks, and rows read from a shuffle may come in another order. If rows were numbered in
+order of arrival, rows of other outputs would then be lost or duplicated. With this factor, Spark's hash spreads 2 to 4
+tasks evenly."""
 
 _BINARY = "UTF8_BINARY"  # the collation that compares bytes
 
@@ -62,7 +63,7 @@ class Keyed:
     rows: tuple[object, ...] = ()
 
     def refuse(self, sink: str, counts: Mapping[tuple[str, Change], int], task: int) -> None:
-        """Raise RecordRefused if a task found records that it can't put in order. ``counts`` come from
+        """Raise RecordRefused if a task found records that can't be put in order. ``counts`` come from
         ``unordered_in``."""
         where = f"output {sink!r} (key {', '.join(self.key)})"
         advice = "Nothing of the batch was written."
@@ -88,7 +89,8 @@ class Keyed:
 
 
 def is_change(changes: pa.Array, change: Change) -> pa.BooleanArray:
-    """Return which rows of a record batch have this change. ``changes`` is the column ``CHANGE`` of an output."""
+    """Return which rows of a record batch are marked with ``change``. ``changes`` is the column ``CHANGE`` of an
+    output."""
     return pc.equal(changes, pa.scalar(change, changes.type)).fill_null(False)
 
 
@@ -105,8 +107,9 @@ def columns_of(
     delete_where: Column | None,
     latest_by: Column | None,
 ) -> Iterator[Column]:
-    """Yield the columns of one output for ``ByKey.applied``: the record (null for a delete) and the key. If they are
-    given, the order follows, and the condition with a value that spreads the rows that it leaves out over the tasks."""
+    """Yield the columns of one output for ``ByKey.applied``: the record (null for a delete) and the columns of the key.
+    If ``latest_by`` is given, a column with its value follows. If ``where`` is given, two more columns follow: the
+    condition, and a value by which the rows that the condition leaves out are spread over the tasks."""
     taken = None if where is None else coalesce(where, lit(False))
 
     def within(column: Column) -> Column:
@@ -132,9 +135,10 @@ class ByKey:
     def applied(self, frame: DataFrame, outputs: Mapping[str, Keyed], tasks: int | None, in_structs: bool) -> DataFrame:
         """Return the frame with the change of each row in place of the columns from ``columns_of``.
 
-        ``outputs`` are those with a key. ``tasks`` is the number of tasks that the frame has, and keeps after a
-        shuffle; None if its plan was not recognized. Through Spark Connect, a shuffle has
-        ``spark.sql.shuffle.partitions``. If not ``in_structs``, the columns of an output's record replace its struct.
+        ``outputs`` are the outputs with a key. ``tasks`` is the frame's number of tasks, which a shuffle does not
+        change; None if the frame's plan was not recognized. Through Spark Connect, ``spark.sql.shuffle.partitions``
+        sets the number of tasks after a shuffle. If not ``in_structs``, the columns of an output's record replace its
+        struct.
         """
         tasks = tasks_of(frame) if tasks is None else tasks
         first = dict[Keyed, str]()
@@ -185,15 +189,16 @@ def _keys(name: str, keyed: Keyed) -> list[str]:
 
 
 def _partition(frame: DataFrame, name: str, keyed: Keyed) -> list[str]:
-    """Return the SQL expressions to partition by. Rows that the output does not take have a null key: without
-    ``_APART``, all of them would be in one task."""
+    """Return the SQL expressions to partition by. The key is null in rows that the output does not take. Without
+    ``_APART``, one task would get all of these rows."""
     apart = _APART + name
     keys = (_without_collation(frame, column) for column in _keys(name, keyed))
     return [*keys, *([quoted(apart)] if apart in frame.columns else ())]
 
 
 def _without_collation(frame: DataFrame, column: str) -> str:
-    """Return the SQL of a column without its collation: texts that a collation calls equal are two keys to a sink."""
+    """Return the SQL of a column without its collation. To a sink, texts that a collation considers equal are different
+    keys."""
     collation = getattr(frame.schema[column].dataType, "collation", _BINARY)
     return quoted(column) if collation == _BINARY else f"collate({quoted(column)}, '{_BINARY}')"
 
@@ -226,8 +231,8 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
 
 
 def _has_null(order: str, type: DataType) -> str:
-    """Return the SQL condition that an order is null or has a null part. Spark sorts a struct with a null part first,
-    so a change without a time would lose to every other change of its key."""
+    """Return a SQL condition that is true if an order is null or contains a null. Spark sorts a struct with a null part
+    first, so a change without a time would lose to every other change of its key."""
     parts = [f"{order} IS NULL"]
     if isinstance(type, StructType):
         parts += [_has_null(f"{order}.{quoted(field.name)}", field.dataType) for field in type]
@@ -237,7 +242,7 @@ def _has_null(order: str, type: DataType) -> str:
 
 
 def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
-    """Yield the SQL of the columns of an output's record. Deletes have the key columns too."""
+    """Yield the SQL of each column of an output's record. Deletes contain the key columns too."""
     within = frame.schema[name].dataType
     assert isinstance(within, StructType)
     keys = dict(zip(keyed.key, _keys(name, keyed), strict=True))
@@ -247,5 +252,5 @@ def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
 
 
 def missing(key: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Return the columns of a key that an output lacks or has twice."""
+    """Return the key columns that an output lacks or contains twice."""
     return [name for name in key if columns.count(name) != 1]

@@ -35,7 +35,7 @@ from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
 OP, ORDER, MISSING, TOPIC = "_op", "_order", "_unavailable", "_topic"
-"""The columns that are added to those of the table."""
+"""The columns that are added to the columns of the table."""
 
 _ORDER_TYPE = StructType(
     [
@@ -65,7 +65,7 @@ _SOURCE = ("key", "value", "topic", "partition", "offset")
 
 _MOVED = "twopc moved"
 _IS_MOVED = "coalesce(exists(headers, h -> h.key IN ('__debezium.oldkey', '__debezium.newkey')), false)"
-"""Whether a record is half of a primary-key change, by its headers."""
+"""SQL: whether a record is half of a primary-key change, according to the record's headers."""
 
 
 def debezium(
@@ -88,11 +88,11 @@ def debezium(
     earlier record of the same batch. On a stream, such a record is refused.
 
     Args:
-        df: Kafka records, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
-            If the source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with
-            ``includeHeaders``. A transaction that exchanges two keys sends the delete of one of the rows last. With the
-            column ``headers``, using ``_op`` of such a delete is an error. Without it, on a stream, or if two batches
-            share the transaction, the row is lost.
+        df: Kafka records, with the columns of Spark's source. Values are JSON, with or without Connect's schema. If the
+            source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with ``includeHeaders``.
+            A transaction that exchanges two keys sends the delete of one of the rows last. With the column ``headers``,
+            using ``_op`` of such a delete is an error. Without the column, on a stream, or if two batches share the
+            transaction, the row is lost.
         key: the columns of the table's key. If records have a Kafka key, it must contain them: set
             ``message.key.columns`` if they are not the primary key. PostgreSQL must then also log their old values
             (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.
@@ -232,7 +232,7 @@ class _Decoding:
                 yield self._batch(rows)
 
     def _batch(self, rows: Iterable[tuple[Row, str]]) -> pa.RecordBatch:
-        """Return rows as a record batch. Each comes with the topic of its record."""
+        """Return rows as a record batch. ``rows`` pairs each row with the topic of its record."""
         found = []
         for row, topic in rows:
             order = dict(zip(_ORDER_TYPE.names, row.order, strict=True))

@@ -157,8 +157,8 @@ class Decoder:
     def _named(self, key: bytes | None, place: Place) -> tuple[Any, _Fields] | None:
         """Return the record's Kafka key and the fields of its schema; None if the record has no key.
 
-        The Kafka key has the source's values. ``before`` has the table's defaults for values that the source did not
-        log.
+        The Kafka key contains the source's values. ``before`` contains the table's defaults in place of values that the
+        source did not log.
         """
         named, fields = (None, None) if key is None else _unwrap(_parsed(key, place))
         if named is None:

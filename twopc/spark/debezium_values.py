@@ -1,8 +1,8 @@
 """Values in Debezium records as Arrow values: decoded exactly, or refused. Needs no Spark.
 
 Many of Debezium's encodings are ambiguous without the record's schema: a ``numeric`` may be the bytes of an integer
-whose scale only the schema has, and a time may be a number of days, milliseconds, microseconds or nanoseconds. Each
-value is decoded by the schema in its record, or refused with advice on the connector's setting.
+whose scale only the schema contains, and a time may be a number of days, milliseconds, microseconds or nanoseconds.
+Each value is decoded by the schema in its record, or refused with advice on the connector's setting.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Number(str):
 
 
 class Undecodable(Exception):
-    """A value can't be decoded exactly. The message has advice, but not the value."""
+    """A value can't be decoded exactly. The message contains advice, but not the value."""
 
 
 @dataclass(frozen=True, slots=True)

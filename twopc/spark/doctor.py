@@ -1,4 +1,5 @@
-"""``doctor`` for a query. It takes what the driver passes to Spark, so options are written only once."""
+"""``doctor`` for a query. The function takes the same object that the driver passes to Spark, so options are written
+only once."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def doctor(writer: ForeachBatch | Mapping[str, Any]) -> Diagnosis:
 def sinks_and_log(
     writer: object,
 ) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
-    """Return the sinks of ``writer`` by name, and its log; None if Spark chooses the checkpoint later. Raises
-    ConfigurationError: an option is missing or wrong, or ``writer`` is something else."""
+    """Return the sinks of ``writer`` by name, and its log. The log is None if Spark chooses the checkpoint later.
+    Raises ConfigurationError: an option is missing or wrong, or ``writer`` is something else."""
     if isinstance(writer, ForeachBatch):
         settings = writer._settings  # noqa: SLF001  # not part of the public API
         return settings.all_sinks, settings.log

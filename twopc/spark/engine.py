@@ -2,7 +2,7 @@
 
 Classic Spark calls the function for ``foreachBatch`` in the driver's process, where the JVM can be asked about the
 query (the same on 4.0, 4.1 and 4.2). Spark Connect runs the function in a separate Python process, one per start of a
-query, that is a client of the server. A client has no JVM: it gets the query's id and the input of a batch from the
+query, that is a client of the server. A client has no JVM. It reads the query's id and the input of a batch from the
 checkpoint folder, and can't see the plan.
 """
 
@@ -114,7 +114,8 @@ class ConnectEngine:
         return False  # a client can't find out
 
     def look(self, batch: DataFrame) -> ConnectEngine:  # noqa: ARG002  # a client sees no plan
-        """Like ``ClassicEngine.look``. Raises ConfigurationError if ``checkpoint`` is not the query's."""
+        """Return the query's input, like ``ClassicEngine.look``. Raises ConfigurationError: the checkpoint belongs to
+        another query."""
         running = {query.id for query in self._session.streams.active}
         if self.query_id not in running:
             raise ConfigurationError(
@@ -129,7 +130,8 @@ class ConnectEngine:
         return contextlib.nullcontext()  # the server describes jobs itself
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return the input of ``batch_id``. Raises LogMismatch: it is not the newest batch that Spark has planned."""
+        """Return the input of ``batch_id``. Raises LogMismatch: ``batch_id`` is not the newest batch that Spark has
+        planned."""
         if self._newest is None or self._newest.batch_id != batch_id:
             newest, reads = self._folder.newest()
             if newest != batch_id:
@@ -157,7 +159,7 @@ _FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
 """Spark's description of a file source (the same in 4.0, 4.1 and 4.2)."""
 
 _TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
-"""Spark's name for the checkpoint of a query that was given none."""
+"""Matches the folder that Spark creates for a query without a checkpoint location."""
 
 _KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
@@ -173,7 +175,8 @@ _UNSUPPORTED_TRIGGERS = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """The input of one batch. It is the same in every call for the batch: a user's function may run a batch again."""
+    """The input of one batch. Every call for the batch gets the same input, because a user's function may run a batch
+    more than once."""
 
     batch_id: int
     reads: Reads  # the batch's input, as JSON
@@ -244,8 +247,8 @@ class BatchInput:
         """Return the offsets of the query's Kafka sources at the end of the current batch. If several sources read a
         partition, the smallest offset counts.
 
-        Spark keeps each source's end offset in memory. It has written the offset to the checkpoint, and reads it from
-        there when it repeats the batch. Raises ConfigurationError: the query has no Kafka source.
+        Spark keeps each source's end offset in memory. Spark has also written the offset to the checkpoint, and reads
+        the offset from there when it repeats the batch. Raises ConfigurationError: the query has no Kafka source.
         """
         sources = list(each(self.query.sources()))
         if not any(_is_kafka(source) for source in sources):
@@ -281,7 +284,8 @@ class BatchInput:
         return self._folder.text(f"offsets/{batch_id}")
 
     def _source_folders(self) -> list[str]:
-        """Return the folder of each source: its number among the distinct sources, as a plan may list one twice."""
+        """Return the folder of each source. The folder's name is the source's number among the distinct sources,
+        because a plan may list a source twice."""
         sources = list(each(self.query.sources()))
         distinct: list[Any] = []
         for source in sources:
@@ -309,7 +313,7 @@ def _require_lasting(checkpoint: str) -> None:
 
 
 def _require_repeatable(query: Any) -> None:
-    """Raise ConfigurationError if Spark might repeat a batch with other records. Upholds: a repeated batch has the
+    """Raise ConfigurationError if Spark might repeat a batch with other records. Upholds: a repeated batch contains the
     records that were decided.
 
     Spark refuses most of these cases itself, unless configured not to.
@@ -335,7 +339,7 @@ def _require_repeatable(query: Any) -> None:
 
 
 _LEAVES_WITH_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
-"""Leaves of a plan that may have rows of the batch: the batch itself, or a frame created from its rows."""
+"""Leaves of a plan that may contain rows of the batch: the batch itself, or a frame created from its rows."""
 
 
 def _require_made_of_batch(frame: DataFrame) -> None:
@@ -365,7 +369,7 @@ def each(collection: Any) -> Iterator[Any]:
 
 
 class _JvmFolder:
-    """The checkpoint folder through Hadoop's file systems, as Spark reaches it."""
+    """The checkpoint folder, read through the same Hadoop file systems that Spark uses."""
 
     def __init__(self, session: SparkSession, root: str) -> None:
         jvm = java.jvm(session)

@@ -104,7 +104,7 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
 
 def _writable(file: Path) -> Path:
-    """Remove ``file`` and return it. Raises ConfigurationError: it can't be written."""
+    """Remove ``file`` and return its path. Raises ConfigurationError: the file can't be written."""
     try:
         file.write_text("", encoding="utf-8")
         file.unlink()
@@ -134,8 +134,8 @@ def until_stopped(query: StreamingQuery) -> None:
     Call it in the driver's main thread, as Python handles signals there.
 
     Raises:
-        SystemExit: with code 143, on SIGTERM. With 0, a supervisor that drains the machine would take the query for
-            complete.
+        SystemExit: with code 143, on SIGTERM. With code 0, a supervisor that drains the machine would consider the
+            query complete.
         StreamingQueryException: the query has failed.
         TwoPhaseCommitError: like ``stop``.
     """

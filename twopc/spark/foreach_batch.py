@@ -142,7 +142,7 @@ def _require_types(given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The checked arguments of ``foreach_batch``. ``outputs`` are by name."""
+    """The checked arguments of ``foreach_batch``. ``outputs`` maps names to outputs."""
 
     outputs: Mapping[str, Output]
     log: str | os.PathLike[str] | LogStore
@@ -230,8 +230,8 @@ class _Start:
 class ForeachBatch:
     """Writes one micro-batch per call. Created by ``foreach_batch``.
 
-    It can be pickled, unless its outputs have Columns of a session in this process. A copy opens the log at its first
-    batch.
+    A ``ForeachBatch`` can be pickled, unless its outputs contain Columns of a session in this process. A copy opens the
+    log at its first batch.
     """
 
     def __init__(self, settings: _Settings) -> None:
@@ -383,7 +383,7 @@ class ForeachBatch:
         return self._start
 
     def _refuse_deletes(self) -> None:
-        """Raise if an output has deletes and its sink can't delete."""
+        """Raise the sink's error if an output has a ``delete_where``, but its sink can't delete."""
         for name, output in self._settings.outputs.items():
             if output.delete_where is not None:
                 assert isinstance(output.sink, KeyedSink)

@@ -40,8 +40,8 @@ def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
     """Report the events of ``format("twopc")`` to the observers that are registered in this process.
 
     ``path`` is the option ``events`` of the queries. Several queries of one driver may share the file. Only one driver
-    at a time may follow it, as each would report every event. Register the observers before the call, and start the
-    queries after it.
+    at a time may follow the file, because each driver would report every event. Register the observers before the call,
+    and start the queries after it.
 
     Every event written after the call is reported. Earlier events are skipped, except ``BatchCommitted`` of the newest
     ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the file can't be opened, the

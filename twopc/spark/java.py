@@ -1,6 +1,6 @@
 """All use of PySpark's private names, which lead to Spark's objects in the JVM.
 
-They were read in 4.2.0. If another version has renamed ``_jvm``, ``_jsparkSession`` or ``_jdf``, the first batch fails
+They were read in 4.2.0. If another version renames ``_jvm``, ``_jsparkSession`` or ``_jdf``, the first batch fails
 before it writes anything. The extra ``spark`` allows only the versions that ``make prove-spark`` runs.
 """
 

@@ -46,10 +46,10 @@ class Output:
     Args:
         sink: the sink.
         columns: the expressions for its columns, such as ``["id AS key"]``.
-        where: the condition for rows that it gets; None for all. As in SQL, a row for which the condition is null is
-            left out. The columns of such rows are not computed.
-        delete_where: the condition for rows that delete the record of their key; None if no row does. Only the key
-            columns of such rows are computed.
+        where: the condition for rows that the sink gets; None for all rows. As in SQL, a row for which the condition is
+            null is left out. The columns of such rows are not computed.
+        delete_where: the condition for rows that delete the record of their key; None if no row deletes a record. Only
+            the key columns of such rows are computed.
         latest_by: the expression that orders the rows of a key, of which the last one in a batch applies. Its values
             must have no nulls, and differ between the rows of a key. None if a batch has each key at most once.
 
@@ -91,8 +91,8 @@ class Output:
     def of(cls, given: TwoPhaseCommitSink[Any] | Output) -> Output:
         """Return ``given`` as an output with its own copy of the sink.
 
-        A caller may use one sink under two names or in two queries. If these shared the sink's binding, they would
-        sweep away each other's transactions. Sinks can be pickled, so a shallow copy shares no live state.
+        A caller may use one sink under two names or in two queries. If both uses shared the sink's binding, each would
+        sweep away the other's transactions. Sinks can be pickled, so a shallow copy shares no live state.
 
         Raises:
             ConfigurationError: ``given`` is neither a sink nor an output.
@@ -110,8 +110,8 @@ _EXPRESSIONS = {
 
 
 def check_columns(owner: str, sink: object, columns: Any) -> tuple[Expression, ...]:
-    """Return the columns that a user passed with a sink. Raises ConfigurationError: they are not a list of expressions,
-    or ``sink`` is not a sink."""
+    """Return the columns that a user passed with a sink. Raises ConfigurationError: ``columns`` is not a list of
+    expressions, or ``sink`` is not a sink."""
     if not isinstance(sink, TwoPhaseCommitSink):
         raise ConfigurationError(  # without the object, which may be options with a password
             f"an object of class {type(sink).__name__} is not a sink: create one with twopc.create_sink, or subclass"
@@ -164,13 +164,13 @@ class Part:
         return Part(self.sink, self.records.filter(taken), hashes, source, self.deletes)
 
     def source_row(self, position: int) -> pa.StructScalar:
-        """Return the batch's row that the record at a position was made from."""
+        """Return the row of the batch from which the record at ``position`` was made."""
         return (self.records.to_struct_array() if self.source is None else self.source)[position]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a frame has the sinks' records."""
+    """Describes which columns and rows of a frame contain each sink's records."""
 
     sinks: tuple[str, ...]  # the names of the sinks
     in_structs: bool  # whether each sink has a struct column of its name; otherwise all get the frame's columns
@@ -192,13 +192,13 @@ class Rows:
 
     @property
     def _beside(self) -> list[str]:
-        """The frame's helper columns, which no sink gets, if the sinks share the others."""
+        """The frame's helper columns, which no sink gets. Only for a frame whose other columns all sinks share."""
         conditions = (_TAKES + name for name in self.chosen if name not in self.keyed)
         hashes, changed = (_HASHES + name for name in self.hashed), (CHANGE + name for name in self.keyed)
         return [*conditions, *hashes, *changed, *([_SOURCE_ROW] if self.with_source else ())]
 
     def hashed_columns(self, frame: DataFrame) -> Iterator[tuple[str, dict[str, StructField]]]:
-        """Yield each sink whose records get hashes, with its columns: their names in SQL and their fields."""
+        """Yield each sink whose records are hashed, and the sink's columns: a field for each name in SQL."""
         for name in self.hashed:
             if self.in_structs:
                 within = frame.schema[name].dataType
@@ -248,7 +248,7 @@ class Rows:
 
 class Projection:
     """The columns of all outputs in one frame, for one run of a query. The records of the sinks in ``hashed`` get
-    hashes. ``with_source``: whether records must lead back to the batch's rows that they were made from."""
+    hashes. ``with_source``: whether to keep, for each record, the row of the batch that the record was made from."""
 
     def __init__(self, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False) -> None:
         self._outputs = outputs
@@ -266,9 +266,9 @@ class Projection:
         )
 
     def apply(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
-        """Return a frame with the columns of all outputs, and where they are. If outputs have keys, ``by_key`` must
-        follow. Raises ConfigurationError: Spark rejects an expression of an output, or an output lacks a column of its
-        sink's key."""
+        """Return a frame with the columns of all outputs, and a description of the frame. If outputs have keys,
+        ``by_key`` must follow. Raises ConfigurationError: Spark rejects an expression of an output, or an output lacks
+        a column of its sink's key."""
         try:
             frame, rows = self._select(batch)
             schema = frame.schema  # makes Spark Connect analyze the frame
@@ -286,7 +286,7 @@ class Projection:
 
     def _require_found_by_name(self, frame: DataFrame) -> None:
         """Raise ConfigurationError if sinks have columns whose names differ in case alone, and Spark would take two of
-        them for one. Sinks that share the batch's columns have none of their own."""
+        them for one. Sinks that share the batch's columns have no columns of their own."""
         names = [*self._outputs]
         if not _differ_in_case_alone(names) or not _differ_in_case_alone(frame.columns):
             return
@@ -365,7 +365,7 @@ class Projection:
 
 
 class _Parsed:
-    """The expressions of an output as Columns. Raises ConfigurationError: Spark can't parse one."""
+    """The expressions of an output as Columns. Raises ConfigurationError: Spark can't parse an expression."""
 
     def __init__(self, name: str, output: Output) -> None:
         def parse(what: str, given: Expression | None) -> Column | None:
@@ -381,7 +381,8 @@ class _Parsed:
         self.order = parse("'latest_by'", output.latest_by)
 
     def in_struct(self, name: str, keyed: Keyed | None) -> Iterator[Column]:
-        """Yield the struct, null where the condition does not hold; with a key, the columns that ``changes`` needs."""
+        """Yield the output's struct column, which is null in rows for which the condition does not hold. For an output
+        with a key, yield the columns that ``changes`` needs."""
         if keyed is None:
             yield (self.struct if self.where is None else when(self.where, self.struct)).alias(name)
         else:

@@ -38,7 +38,7 @@ FIXED = frozenset(
         *("DateType", "TimestampType", "TimestampNTZType", "TimeType", "DayTimeIntervalType", "NullType"),
     }
 )
-"""The names of types with values of a fixed size. Names, because earlier versions of Spark lack some of the types."""
+"""The types with values of a fixed size, by name, because earlier versions of Spark lack some of the types."""
 
 _UNCHANGED = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
 """Types without parts that a sink gets unchanged. Spark passes a variant as a struct of two binary values, and can't
@@ -65,7 +65,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def unkept(of_spark: DataType) -> DataType | None:
-    """Return the type, or the first of its parts, that a sink would get as another type; or None."""
+    """Return ``of_spark``, or the first of its parts, if a sink would get another type in its place. Return None if a
+    sink gets the same type."""
     match of_spark:
         case StructType():
             parts = [field.dataType for field in of_spark]
@@ -81,8 +82,8 @@ def unkept(of_spark: DataType) -> DataType | None:
 
 
 def row_of(schema: StructType) -> Column:
-    """Return a column with the rows of a frame in a form that Arrow accepts: fields have unique names, and are text if
-    Arrow lacks their type."""
+    """Return a column that contains the rows of a frame in a form that Arrow accepts. Its fields have unique names.
+    Fields whose type Arrow lacks are converted to text."""
     row, taken = expr("struct(*)"), StructType()
     for each in schema:
         numbers = itertools.count(2)
@@ -97,7 +98,8 @@ def row_of(schema: StructType) -> Column:
 # Sizes. ------------------------------------------------------------------------------------------------------------
 
 _FIXED_BYTES = 16
-"""The most bytes that a value of fixed size takes, and that Arrow adds to the bytes or parts of any other value."""
+"""An upper bound in bytes, both for a value of fixed size and for what Arrow adds to the bytes or parts of any other
+value."""
 
 
 class _SizeUnknown(Exception):
@@ -152,8 +154,9 @@ _BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"  # a number that no value of a reco
 
 
 def hash_of(columns: Mapping[str, StructField]) -> str:
-    """Return the SQL of a record's hash. ``columns`` are the frame's, as evaluating an expression such as rand() again
-    would give another value. Their names are hashed too: another plan may have swapped two columns."""
+    """Return the SQL of a record's hash. ``columns`` must be columns of the frame: evaluating an expression such as
+    rand() again would give another value. The names are hashed too, because another plan may have swapped two
+    columns."""
     names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
     values = _hash_separately({value: field.dataType for value, field in columns.items()})
     return f"xxhash64({', '.join(values)}) ^ {names}L"

@@ -2,8 +2,8 @@
 
 Measured on Spark 4.2.0: ``StreamingQuery.stop()`` cancels the query's jobs, interrupts the Java thread that runs its
 batches, and waits for that thread to end. The thread waits for our Python code, which notices the interrupt only in its
-own calls into Java: they run in that thread, and raise. So a batch is rolled back if its tasks are still writing, and
-finished otherwise.
+own calls into Java. Those calls run in the Java thread, and raise. So a batch is rolled back if its tasks are still
+writing, and finished otherwise.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Turn:
             self._lock.release()
 
     def refuse_within_batch(self, query: StreamingQuery) -> None:
-        """Raise ConfigurationError in the thread of a batch, also after the batch is written: it would wait for itself.
-        Threads are not compared by their ids: if a batch was written in a thread that has ended, any other thread may
-        have the same id."""
+        """Raise ConfigurationError in the thread of a batch, even after the batch is written: the thread would wait for
+        itself. Threads are not compared by their ids: if a batch was written in a thread that has ended, any other
+        thread may have the same id."""
         if self._thread is threading.current_thread() and (self._lock.locked() or query.isActive):
             raise ConfigurationError(
                 "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
@@ -201,13 +201,13 @@ _ERRNO = re.compile(
 
 @contextlib.contextmanager
 def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """On the driver: raise a failure that may pass by itself as an error of twopc. ``is_stopped`` returns whether this
-    process has stopped its session: PySpark's cleanup then hides how the job ended.
+    """On the driver: convert a failure that may pass by itself to an error of twopc. ``is_stopped`` returns whether
+    this process has stopped its session: PySpark's cleanup then hides how the job ended.
 
     Raises:
         Retriable: for an interrupt or an outage.
         RoundAborted: for the loss of a process, for any other error in a stopped session, or for an error that came
-            with an outage. It is counted, as it may never pass: see ``RepeatedFailure``.
+            with an outage. The failure is counted, as it may recur at every start: see ``RepeatedFailure``.
     """
     try:
         yield
@@ -250,10 +250,10 @@ def wait_until_drained(query: StreamingQuery) -> None:
     """Wait until a query has processed and committed everything that its sources have now, and has emitted the
     event-time windows that these records close.
 
-    Spark's ``processAllAvailable`` returns when a trigger finds nothing new, so never for a source that does not pause.
-    Then the goal is the offsets that the source had at the call. Spark's progress report after each batch has them, for
-    sources that report their latest offset, as Kafka does. Raises StreamingQueryException: the query failed before
-    that.
+    Spark's ``processAllAvailable`` returns when a trigger finds nothing new. For a source that does not pause, it never
+    returns. For such a source, wait until the query has reached the offsets that the source had at the call. Spark's
+    progress report after each batch contains these offsets, for sources that report their latest offset, as Kafka does.
+    Raises StreamingQueryException: the query failed before that.
     """
     goal = _Goal(query.lastProgress)
     paused = threading.Thread(target=_wait_for_a_pause, args=(query,), daemon=True)  # ends with the query at the latest
@@ -276,8 +276,9 @@ def _wait_for_a_pause(query: StreamingQuery) -> None:
 
 
 class _Goal:
-    """The offsets that the sources had at the call: those of the first batch that was certainly planned after it. That
-    batch is found by its number and the progress ``at_call``, as Spark's clock may differ from the caller's."""
+    """The offsets that the sources had at the call, taken from the first batch that was certainly planned after the
+    call. That batch is found by its number and the progress ``at_call``, because Spark's clock may differ from the
+    caller's."""
 
     def __init__(self, at_call: Mapping[str, Any] | None) -> None:
         # The batch after the newest one may be running.
@@ -311,7 +312,8 @@ class _Goal:
 
 
 def _offset(given: Any) -> Any:
-    """Return an offset, parsed if it is JSON. Spark's progress has offsets as JSON in a string, or as plain text."""
+    """Return an offset, parsed if it is JSON. Spark's progress reports contain an offset as JSON in a string, or as
+    plain text."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:

@@ -1,4 +1,4 @@
-"""A batch's task on the executors, and how its vote or its error gets back to the driver.
+"""The task of a batch on the executors, and the return of its vote or error to the driver.
 
 PySpark passes only the text of a task's traceback to the driver. Without ``refusals_from_tasks``, a configuration error
 would look like a failure worth retrying.
@@ -37,8 +37,8 @@ from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 VOTE_SCHEMA = StructType().add("vote", "string").add("unrouted", "long").add("bad_records", "string")
-"""The row in which a task returns ``Written``, with vote and bad records as JSON. Not a DDL string, which takes a call
-to the JVM to parse."""
+"""The row in which a task returns ``Written``, with vote and bad records as JSON. Built in Python, because parsing a
+DDL string takes a call to the JVM."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Task:
         return Written(vote, sum(unrouted), bad)
 
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, unrouted: list[int]) -> Iterator[Part]:
-        """Yield each sink's parts of a partition's record batches. Append to ``unrouted`` how many rows no sink
-        gets."""
+        """Yield each sink's parts of a partition's record batches. Append the number of rows that no sink gets to
+        ``unrouted``."""
         read, unordered = 0, Counter[tuple[str, Change]]()
         for batch in batches if self._writes(partition) else ():
             if (left := self.rows.unrouted(batch)) is not None:
@@ -123,15 +123,15 @@ class Task:
             keyed.refuse(name, unordered, partition)
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
-        """Whether a partition's task writes to ``sink``; if None, to any sink."""
+        """Whether a partition's task writes to ``sink``, or to any sink if ``sink`` is None."""
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
 
 
 def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
-    """Raise RecordRefused if one of ``rows`` is true: no sink gets it. ``before`` rows of the task came before
-    these."""
+    """Raise RecordRefused if a value in ``rows`` is true, which means that no sink gets the row. ``before`` is the
+    number of the task's rows before these."""
     if (position := pc.index(rows, True).as_py()) >= 0:
         raise errors.RecordRefused(
             "no output takes this row: the condition of each is false or null for it, and 'unrouted' is 'refuse'."
@@ -158,7 +158,7 @@ def spare_garbage_collection() -> None:
 
 ENOUGH_RECORDS = 8_192
 ENOUGH_BYTES = 4 * 1024 * 1024
-"""A part of this size is written at once. Bounds the memory for waiting parts."""
+"""A part of this size is written immediately. Bounds the memory for waiting parts."""
 
 
 @dataclass
@@ -174,8 +174,8 @@ def gather(parts: Iterable[Part]) -> Iterator[Part]:
     """Merge small parts of the same sink, in order. Records and deletes stay separate. A part that is large enough is
     yielded as it is.
 
-    Spark passes 10,000 rows at a time, of which an output with a condition may get few, and each write has a fixed
-    cost: 0.4 ms to Kafka.
+    Spark passes 10,000 rows at a time. An output with a condition may get few of them, and each write has a fixed cost:
+    0.4 ms to Kafka.
     """
     waiting: dict[tuple[str, bool], _Waiting] = {}
     for part in parts:
@@ -217,8 +217,8 @@ def _join(parts: list[Part]) -> Part:
 class PickledSinks:
     """Pickled sinks by name, each with the distribution to install if it can't be loaded.
 
-    Spark unpickles everything that it sends to a task before any of our code runs. For a missing distribution, the
-    task's error would then only have the name of a module.
+    Spark unpickles everything that it sends to a task before any of our code runs. If a distribution is missing,
+    Spark's own error would only name a module.
     """
 
     _pickled: Mapping[str, tuple[bytes, str]] = field(repr=False)  # a sink may hold credentials
@@ -229,8 +229,8 @@ class PickledSinks:
         return cls({name: (dumps(sink), distribution_of(type(sink))) for name, sink in sinks.items()})
 
     def load(self) -> dict[str, TwoPhaseCommitSink[Any]]:
-        """Return the sinks, in a task. Raises ConfigurationError: a sink can't be loaded here; the message says which
-        distribution to install, and where."""
+        """Return the sinks, in a task. Raises ConfigurationError: a sink can't be loaded here. The message names the
+        distribution to install, and the Python to install it into."""
         return {name: _load(name, *pickled) for name, pickled in self._pickled.items()}
 
 
@@ -261,7 +261,7 @@ def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterab
     """Wrap ``task`` in a function that Spark can unpickle even if this package is missing, or is another project's.
 
     The function then raises an error with the host and the distributions to install. Spark's own error would only name
-    a module. The function is nested, and so pickled by value; hence its own imports.
+    a module. The function is nested, so it is pickled by value, and needs its own imports.
     """
     dumps: Callable[[object], bytes] = cloudpickle.dumps
     pickled = dumps(task)

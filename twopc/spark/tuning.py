@@ -2,11 +2,11 @@
 only.
 
 Spark passes ``foreachBatch`` a frame over an RDD. The query's plan is below that RDD, in the same job, and the frame
-does not show it. The query's engine in the driver's JVM does: it plans every batch from one logical plan, which is
-inspected once per start of the query. The frame's own nodes above the RDD are inspected in each batch, by about ten
-calls to the JVM (1 ms).
+does not show it. The query's engine in the driver's JVM shows it: the engine plans every batch from one logical plan,
+which is inspected once per start of the query. The frame's own nodes above the RDD are inspected in each batch, by
+about ten calls to the JVM (1 ms).
 
-If a plan is not recognized, it keeps its tasks, and their number is unknown.
+A plan that is not recognized keeps its tasks, and the number of tasks is unknown.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STATELESS = _PLAIN | {
 }
 _STATEFUL = frozenset({"Aggregate", "Deduplicate", "Distinct", "GlobalLimit", "LocalLimit", "Sort", "Window"})
 """Nodes that keep state if a stream is below them. Nodes of both sets run Python only in their expressions. An RDD is
-in neither set, as anything may be below it."""
+in neither set, because anything may be below an RDD."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Plan:
     query: Any = None  # Spark's query in the JVM
 
     def rows_before(self) -> int:
-        """Return how many rows the query's sources had for the previous batch, or 0 if unknown."""
+        """Return how many rows the previous batch read from the query's sources, or 0 if unknown."""
         progress = self.query.lastProgress() if self.query else None
         return int(progress.numInputRows()) if progress else 0
 
     def refuse_too_many_tasks(self, batch_id: int, sinks: int) -> None:
-        """Raise ConfigurationError if the batch may have more transactions than a decision has room for."""
+        """Raise ConfigurationError if the batch may need more transactions than fit into a decision."""
         most = (self.tasks or 0) * sinks
         if most > MOST_TRANSACTIONS:
             raise ConfigurationError(
@@ -174,8 +174,8 @@ def merge_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     as before, so a batch that turns out to be large takes no longer.
 
     Spark merges the partitions of the whole Spark stage that writes, so it must consist of sources, columns and
-    filters. With user functions or state it keeps its tasks and their places. The previous batch is measured by the
-    rows that it read, not wrote: a filter may drop most of them.
+    filters. A stage with user functions or state keeps its tasks and their places. The previous batch is measured by
+    the rows that it read, because a filter may drop most rows before they are written.
     """
     if not plan.mergeable or plan.tasks is None:
         return frame, plan.tasks
@@ -189,10 +189,10 @@ RECORDS_AT_MOST = 10_000
 """The most records of a batch that the driver writes: one Arrow record batch, by Spark's default."""
 
 BYTES_AT_MOST = 16 * 1024 * 1024
-"""The most bytes of a batch that the driver writes. Each record may have an even share of it."""
+"""The most bytes of a batch that the driver writes. A record may take up at most an even share of this size."""
 
 PAUSE_BATCHES = 100
-"""How many batches tasks write after one that the driver could not write."""
+"""After a batch that the driver could not write, tasks write this many batches."""
 
 DRIVERS_SERIAL = 1 << 62
 """The serial number of the driver's attempt, out of reach of Spark's task attempts, which count from 0."""
@@ -224,8 +224,8 @@ class Collecting:
         self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
     ) -> Written | None:
         """Collect and write a batch as ``task`` would, or return None to leave it to tasks. ``frame`` returns the
-        batch, which has this ``schema`` and ``plan``. ``records`` is the most records that its sources have, or None if
-        unknown."""
+        batch, which has this ``schema`` and ``plan``. ``records`` is an upper bound for the number of records that the
+        batch reads, or None if unknown."""
         if self._pause:
             self._pause -= 1
             return None

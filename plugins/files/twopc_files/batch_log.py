@@ -8,7 +8,8 @@ contents of an entry.
 Entry 0 lists the files that the folder had when the log was created. Entry *n* + 1 is batch *n*.
 
 Entries are created by put-if-absent and never changed. A zombie that wakes up in the middle of a call can therefore
-only create a missing entry. Missing entries are only those that a newer process has pruned, which no reader needs.
+only create a missing entry. An entry is only missing if a newer process has pruned it, and no reader needs a pruned
+entry.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LogFormat(Protocol):
         """Return the bytes of an entry."""
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Return the owner, or None if the entry names none, and the files.
+        """Return the owner and the files of an entry. The owner is None if the entry does not name one.
 
         Raises:
             ValueError, LookupError, TypeError: the data is not an entry of this format.
@@ -80,14 +81,14 @@ class LogFormat(Protocol):
 
 
 def digest(lines: Sequence[bytes]) -> str:
-    """Return the digest of an entry's lines about files, for its line about itself. It detects damage that leaves whole
-    lines."""
+    """Return the digest of an entry's file lines, which the entry's header line records. The digest detects damage that
+    no parser would notice, such as a missing line."""
     return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 def require_digest(of_entry: str | None, lines: Sequence[bytes]) -> None:
-    """Raise ValueError if an entry's lines about files have another digest. Entries of older releases, and of Spark's
-    own sink, have none."""
+    """Raise ValueError if an entry's file lines don't match the digest that the entry records. Entries written by older
+    releases, or by Spark's own sink, record no digest and are accepted."""
     if of_entry not in (None, digest(lines)):
         raise ValueError("its lines are not those that were written")
 
@@ -100,7 +101,7 @@ class BatchLog:
         folder: the sink's folder, as a path of ``fs``.
         format: the format of the entries.
         owner: the sink and commit log that complete batches here; empty for a reader.
-        kept_for_s: how many seconds after it was written an entry may be pruned.
+        kept_for_s: how many seconds an entry is kept after it was written. Later it may be pruned.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class BatchLog:
     def begin(self) -> None:
         """Create the log if it is missing, and check its owner. Runs before the first commit of an incarnation.
 
-        Raises: like ``open``.
+        Raises: the same errors as ``open``.
         """
         with self._opening():
             if self._newest() is None:
@@ -157,8 +158,8 @@ class BatchLog:
             )
 
     def require_put_if_absent(self) -> None:
-        """Try put-if-absent, and leave the folder as it was. In a store without it, a zombie could overwrite the entry
-        of a newer process.
+        """Try put-if-absent, and leave the folder as it was. In a store without put-if-absent, a zombie could overwrite
+        the entry of a newer process.
 
         Raises:
             ConfigurationError: the store has no put-if-absent, or this process may not create files there.
@@ -175,7 +176,7 @@ class BatchLog:
                 ) from error
 
     def complete(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
-        """Atomically show ``files``, which are all files of a batch, to readers of the log. Idempotent.
+        """Atomically make a batch visible to readers of the log. ``files`` are all files of the batch. Idempotent.
 
         Raises:
             Retriable: the store could not answer. Repeating the call is safe.
@@ -206,7 +207,8 @@ class BatchLog:
     # Writing. ---------------------------------------------------------------------------------------------------
 
     def _put(self, slot: int, files: Sequence[CommittedFile]) -> bool:
-        """Create an entry. Return False if it exists: another process was faster, or a reply to this one was lost."""
+        """Create an entry. Return False if the entry exists already, because another process was faster or a reply to
+        this process was lost."""
         now_ms = int(time.time() * 1000)
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
@@ -224,8 +226,8 @@ class BatchLog:
         all other files in the folder.
 
         Returns:
-            The ``files`` that no entry lists. Entry 0 may list some files of a batch that a crash interrupted, and
-            readers would see the records of a file twice if it were listed twice.
+            The ``files`` that no entry lists yet. Entry 0 may already list some files of a batch that a crash
+            interrupted. If a file were listed twice, readers would see its records twice.
         """
         if newest + 1 == slot == self._following:
             return files
@@ -241,7 +243,7 @@ class BatchLog:
     def _verify(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
         """Make sure that the existing entry, from an earlier call or another process, lists the batch.
 
-        Upholds: a batch counts as listed only if each of its files is.
+        Upholds: a batch counts as listed only if the log lists each of its files.
         """
         self._entries.sync(_name(batch_id + 1))  # its writer may have died before the sync
         missing = {file.path for file in files} - {file.path for file in self.files()}

@@ -28,7 +28,7 @@ class Csv(LinesFormat):
     """The CSV format.
 
     Attributes:
-        header: whether the first line has the names of the columns.
+        header: whether the first line contains the column names.
         delimiter: the character between values.
         null_value: the text for a null, like the option ``nullValue`` of Spark's reader.
     """
@@ -61,7 +61,8 @@ _EMPTY_LINE = Rule(
 
 
 def _null_value_rule(null_value: str) -> Rule:
-    """Return the rule against values whose text is ``null_value``: most readers ignore the quotes."""
+    """Return the rule that refuses values whose text equals ``null_value``. Most readers ignore the quotes, and would
+    read such a value as a null."""
 
     def concerns(field: pa.Field) -> bool:
         type_ = written_as(field.type)

@@ -61,16 +61,16 @@ DECIDABLE = "files"
 """The key of the files in the handle of a pre-committed transaction."""
 
 OPEN = "open"
-"""The key of the files in the handle of a transaction that recovery found. It differs from ``DECIDABLE`` because the
-list may be incomplete: some files may be published, and others not found yet. Only its name identifies such a
-transaction."""
+"""The key of the files in the handle of a transaction that recovery found. The key differs from ``DECIDABLE`` because
+the list may be incomplete: some files may be published already, and others not found yet. Such a transaction is
+identified by its name alone, not by its files."""
 
 
 def decidable_files(committable: Committable) -> list[FileHandle]:
     """Return the files of a pre-committed transaction. The committable comes from a log, and is checked like any input.
 
     Raises:
-        CorruptLog: no file sink writes such a handle. Nothing was touched.
+        CorruptLog: the handle can't have been written by a file sink. No file was touched.
     """
     files = _parsed(committable, DECIDABLE)
     for file in files:
@@ -82,7 +82,8 @@ def decidable_files(committable: Committable) -> list[FileHandle]:
 
 
 def open_files(committable: Committable) -> list[FileHandle]:
-    """Return the files in a committable, which may come from ``recover``. Raises CorruptLog as ``decidable_files``."""
+    """Return the files in a committable, which may also come from ``recover``. Raises CorruptLog: the handle can't have
+    been written by a file sink."""
     return _parsed(committable, OPEN if OPEN in committable.handle else DECIDABLE)
 
 
@@ -124,8 +125,8 @@ def owner_of_pending(name: str) -> str | None:
 def target_name(transaction_id: TransactionId, number: int, folder: str, extension: str) -> str:
     """Return ``<folder>/part-<batch>-<partition>-<number>-<exact id>.parquet``.
 
-    The names sort by batch, and are unique because the exact id is. By the id, log lines and files of a transaction
-    can be found from each other.
+    The names sort by batch, and are unique because the exact id is. The id leads from a transaction's files to its log
+    lines, and back.
     """
     order = f"{transaction_id.round.batch_id:020d}-{transaction_id.partition:05d}-{number:05d}"
     name = f"part-{order}-{transaction_id.exact}{extension}"
@@ -139,7 +140,7 @@ def owner_of_target(target: str) -> str | None:
 
 
 def corrupt(committable: Committable, key: str, value: object) -> CorruptLog:
-    """Return the error to raise for a handle that no file sink writes."""
+    """Return the error to raise for a handle that can't have been written by a file sink."""
     return CorruptLog(
         f"the commit log names {value!r} as {key!r} of transaction {committable.transaction_id!r}, which no"
         " file sink writes. No file was touched. Was the log edited, or is this entry another backend's?"

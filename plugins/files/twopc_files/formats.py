@@ -16,7 +16,7 @@ from twopc_files.kept_types import require_kept
 
 
 class Output(Protocol):
-    """The file that a format writes to, reduced to the method that formats use. Its owner syncs and closes it."""
+    """The file that a format writes to. Formats only call ``write``; the file's owner syncs and closes the file."""
 
     def write(self, data: bytes, /) -> object:
         """Write all of ``data``."""
@@ -44,7 +44,8 @@ class Format(ABC):
 
     @abstractmethod
     def checker(self, schema: pa.Schema) -> Check:
-        """Return a check of record batches of ``schema``. It raises for a record that the format can't hold."""
+        """Return a function that checks record batches of ``schema``, and raises for a record that the format can't
+        hold."""
 
     @abstractmethod
     def open(self, file: Output, schema: pa.Schema) -> Encoder:
@@ -54,7 +55,7 @@ class Format(ABC):
 class Lent(io.RawIOBase):
     """A file on loan to one of pyarrow's writers.
 
-    Some writers close the file that they are given; closing this one does not close the real file. Errors of the file
+    Some writers close the file that they are given. Closing a ``Lent`` does not close the real file. Errors of the file
     do not pass through the writer: most writers would drop the errno, and the ORC writer would end the process.
     ``check`` raises such an error afterwards.
     """
@@ -89,8 +90,8 @@ class Lent(io.RawIOBase):
         self.check()
 
     def discard(self, writer: Any) -> None:
-        """Close ``writer``, and drop everything that it still writes, such as a footer. An open writer would write that
-        when it is garbage-collected."""
+        """Close ``writer``, and drop everything that it still writes, such as a footer. A writer left open would write
+        the footer when it is garbage-collected."""
         self._file = None
         with contextlib.suppress(Exception):
             writer.close()
@@ -136,7 +137,8 @@ def _check_types(kind: Format, schema: pa.Schema, what: str) -> None:
 
 
 def check_same_schema(first: pa.Schema, batch: pa.RecordBatch) -> None:
-    """Raise SchemaMismatch, which names the first column that differs. Upholds: a file has one schema."""
+    """Raise SchemaMismatch if the schema of ``batch`` differs from ``first``. The message shows the difference.
+    Upholds: a file has one schema."""
     if batch.schema.equals(first):
         return
     if batch.schema.names != first.names:

@@ -49,7 +49,8 @@ RECORDS_AT_ONCE = 1024
 """The most records that exist as Python objects at a time."""
 
 Convert: TypeAlias = "Callable[[Any], Any] | None"
-"""Converts a Python value other than None to one that orjson writes in the form above. None if orjson needs no help."""
+"""Converts a Python value other than None to a value that orjson writes in the form above. None if orjson needs no
+help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ _SURELY_IN_YEARS = day_number(dt.date.min) + 2, day_number(dt.date.max) - 2
 
 
 def _first_zoned(column: pa.Array, least_day: int, most_day: int, is_wrong: Callable[[pa.Scalar], bool]) -> int | None:
-    """Return the position of the first timestamp that is outside of these days and wrong in its own zone."""
+    """Return the position of the first timestamp that lies outside of these days and for which ``is_wrong`` is true;
+    None if there is none."""
     numbers, per_day = counted(column)
     for position in pc.indices_nonzero(outside(numbers, least_day * per_day, most_day * per_day)).to_pylist():
         if is_wrong(column[position]):

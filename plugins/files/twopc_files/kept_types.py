@@ -21,7 +21,7 @@ class Kind:
 
     Attributes:
         name: the types, as the README names them.
-        includes: whether a type is one of them.
+        includes: returns whether a given type is one of these types.
         formats: the names of the formats that keep them, separated by spaces.
         instead: what to do about such a column in another format. ``c`` stands for the column.
     """
@@ -37,7 +37,7 @@ def _is_binary(type_: pa.DataType) -> bool:
 
 
 def _is_of_spark_alone(type_: pa.DataType) -> bool:
-    """Whether a struct is Spark's form of a VARIANT, GEOMETRY or GEOGRAPHY, by the metadata of its fields."""
+    """Whether a struct is Spark's form of a VARIANT, GEOMETRY or GEOGRAPHY, according to the metadata of its fields."""
     if not types.is_struct(type_):
         return False
     marks = [type_.field(number).metadata or {} for number in range(type_.num_fields)]
@@ -107,7 +107,7 @@ def require_kept(format: str, schema: pa.Schema) -> None:
     """Make sure that ``format`` keeps the columns of ``schema``, and everything nested in them.
 
     Raises:
-        TypeError: the format does not keep one; the message names the part of the type and what to do.
+        TypeError: the format does not keep a column's type. The message names the part of the type, and what to do.
     """
     for field in schema:
         _require(format, field.type)

@@ -29,7 +29,7 @@ class Layout:
             writer still holds count with their size in memory. So a file may be larger by one batch, or smaller by
             as much as compression saves on held records.
         max_open_files: the most files that a task keeps open. In a store such as S3, each needs a buffer of several
-            MiB. Records of other folders wait in memory. If there are too many, the least recently written file is
+            MiB. Records of other folders wait in memory. If too many records wait, the least recently written file is
             finished to make room. So a task may write several files to one folder.
     """
 
@@ -217,7 +217,8 @@ def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name:
 
 
 def _refuse(column: str, reason: str, indices: pa.Array, value: int | None) -> None:
-    """Raise RecordRefused for the first record whose index is ``value``, unless that is None."""
+    """Raise RecordRefused for the first record whose entry in ``indices`` is ``value``. Do nothing if ``value`` is
+    None."""
     if value is not None:
         raise RecordRefused(reason, record=pc.index(indices, value).as_py(), column=column)
 

@@ -34,7 +34,7 @@ class LinesFormat(Format):
 
     @property
     def extension(self) -> str:
-        """The extension that Spark and DuckDB use, followed by that of the compression."""
+        """The extension that Spark and DuckDB expect, followed by the extension of the compression."""
         return f".{'txt' if self.name == 'text' else self.name}{EXTENSIONS[self.compression]}"
 
     @abstractmethod

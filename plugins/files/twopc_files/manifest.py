@@ -33,7 +33,8 @@ class Manifest:
         return b"\n".join([orjson.dumps(head), *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Return the owner and the files of an entry. Raises like ``LogFormat.decode``, also for an unknown version."""
+        """Return the owner and the files of an entry. Raises the errors of ``LogFormat.decode``, also for an unknown
+        version."""
         first, *lines = data.split(b"\n")
         head = orjson.loads(first)
         if head["version"] != _VERSION:

@@ -14,7 +14,7 @@ A store's error has an errno, with one meaning for all stores:
 | ``ETIMEDOUT``, and the other network errors of ``TEMPORARY`` | no answer: the store may have done it |
 | ``EIO``, and any other | the store may have done it, and may answer differently the next time |
 
-``twopc.stores.errors`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its
+``twopc.stores.errors`` maps each HTTP status to an errno. A failed sync of a disk is a ``NotSynced``, whatever its
 errno.
 """
 
@@ -97,7 +97,7 @@ def not_shown_yet(what: str) -> Retriable:
 
 
 def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
-    """Return why an undecided file can't be published, and what to do about it; or None."""
+    """Return why an undecided file can't be published, and what to do about it. Return None if it can be published."""
     if seen.target_bytes is not None:
         return "a file already has the target's name, and twopc never overwrites one. Move it away."
     if seen.pending_bytes is None:

@@ -1,7 +1,7 @@
 """The file sink: it writes pending files where no reader looks, and publishes each one atomically on commit.
 
 The store (``stores/``) writes and publishes files. ``outcomes.py`` turns the store's reports into decisions. This
-module has everything that all stores share: the transaction, its committable, and the order of the steps.
+module contains everything that all stores share: the transaction, its committable, and the order of the steps.
 """
 
 from __future__ import annotations
@@ -133,8 +133,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             log.open()
 
     def _begin_logs(self) -> None:
-        """Create the logs of complete batches before the first commit of an incarnation, as a reader that finds no log
-        reads all files. Concurrent commits are like two processes here, which ``BatchLog.begin`` allows."""
+        """Create the logs of complete batches before the first commit of an incarnation. A reader that finds no log
+        would read all files. Concurrent commits may call ``BatchLog.begin`` at the same time, just as two processes
+        may."""
         if not self._logs_have_begun:
             for log in self._logs:
                 log.begin()
@@ -232,7 +233,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return committables
 
     def _obstacle(self, file: FileHandle) -> str | None:
-        """Return why this process can't commit ``file``, and what to do about it; or None."""
+        """Return why this process can't commit ``file``, and what to do about it. Return None if the process can commit
+        it."""
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:
@@ -282,7 +284,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return None
 
     def _look(self, file: FileHandle, what: str) -> Sight:
-        """Look at a decided file. If the store does not answer, it is not hiding the file, so the wait starts over."""
+        """Look at a decided file. A failed look restarts the wait for a hidden file: a store that does not answer is
+        not hiding the file."""
         began_s = time.monotonic()
         try:
             seen = self._store.look(file)
@@ -349,8 +352,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return self._owned(committable, decidable_files(committable))
 
     def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
-        """Return ``files``. Raises CorruptLog: the transaction is another sink's, or a file can't belong to it in this
-        store."""
+        """Check the owner of ``files``, and return them. Raises CorruptLog: the transaction belongs to another sink, or
+        one of the files can't belong to the transaction in this store."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:

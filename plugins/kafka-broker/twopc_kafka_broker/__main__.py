@@ -1,4 +1,4 @@
-"""Prepare the broker and Spark's Kafka source: find or fetch a JDK, download the jars, say what was done."""
+"""Prepare the broker and Spark's Kafka source: find or fetch a JDK, download the jars, and report what was done."""
 
 from __future__ import annotations
 

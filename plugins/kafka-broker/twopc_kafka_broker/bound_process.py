@@ -1,7 +1,7 @@
 """Run a command that the kernel kills when its parent process ends.
 
-Run by path, as `python -I -S bound_process.py PARENT_PID COMMAND ...`. It imports nothing of the package, so that it
-takes only some hundredths of a second, and then becomes the command (`exec`) with the same process id.
+Run by path, as `python -I -S bound_process.py PARENT_PID COMMAND ...`. The script imports nothing from the package, so
+it takes only a few hundredths of a second. It then becomes the command (`exec`), with the same process id.
 
 Linux: `prctl(PR_SET_PDEATHSIG)`, which survives exec. The signal is sent when the *thread* that started this
     process ends, so that thread must live as long as the command; see `_spawn`. Other systems have no

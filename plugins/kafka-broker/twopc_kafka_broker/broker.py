@@ -325,7 +325,8 @@ class KafkaBroker:
             process.wait()
 
     def _why(self) -> str:
-        """Return the part of the current start's log that matters: from its first error on, or its end."""
+        """Return the relevant part of the log since the current start: everything from the first error on, or else the
+        end of the log."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(self._log_start)

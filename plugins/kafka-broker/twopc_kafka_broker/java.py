@@ -24,7 +24,7 @@ MINIMUM_VERSION = 17
 """Spark 4 and Kafka 4 brokers both require Java 17."""
 
 FETCHED_VERSION = "17"
-"""The version to download if there is none: the one that the tests run on."""
+"""The version to download if no runtime is found. The project's tests run on this version."""
 
 SPARK_MODULES = ("jdk.incubator.vector",)
 """Spark 4 names these on Java's command line. Reduced runtimes that lack them can only run the broker."""
@@ -39,7 +39,7 @@ class Java:
 
     Attributes:
         home: The folder for JAVA_HOME.
-        version: The version that it reports, such as `17.0.15`.
+        version: The version that the runtime reports, such as `17.0.15`.
     """
 
     home: Path
@@ -52,13 +52,14 @@ class Java:
 
 
 def find_java(modules: tuple[str, ...] = ()) -> Java:
-    """Find a runtime: JAVA_HOME, then `java` on the PATH, then one that `fetch_java` put into the cache.
+    """Find a runtime. Looks at JAVA_HOME, then at `java` on the PATH, then for a JDK that `fetch_java` has put into the
+    cache.
 
     Args:
-        modules: Java modules that it must have, such as `SPARK_MODULES`.
+        modules: Java modules that the runtime must contain, such as `SPARK_MODULES`.
 
     Raises:
-        JavaNotFound: No runtime is suitable; the message has the reason for each one, and what to install.
+        JavaNotFound: No runtime is suitable; the message explains why each was rejected, and what to install.
     """
     refusals = []
     for origin, executable in _candidates():
@@ -70,7 +71,7 @@ def find_java(modules: tuple[str, ...] = ()) -> Java:
 
 
 def fetch_java(modules: tuple[str, ...] = ()) -> Java:
-    """Download a JDK into the cache with `install-jdk`, unless the cache has one.
+    """Download a JDK into the cache with `install-jdk`, unless the cache already contains one.
 
     Args:
         modules: As for `find_java`.
@@ -113,7 +114,7 @@ def _fetched_folder() -> Path:
 
 
 def _probe(executable: Path, modules: tuple[str, ...]) -> Java | str:
-    """Return the runtime of `executable`, or the reason why it is not suitable."""
+    """Return the runtime that `executable` belongs to, or the reason why the runtime is not suitable."""
     added = [f"--add-modules={','.join(modules)}"] if modules else []
     try:
         # Java itself is asked for its home: the command on the PATH may be a link or a wrapper elsewhere.

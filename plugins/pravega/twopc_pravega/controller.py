@@ -26,7 +26,8 @@ from twopc_pravega.messages import MESSAGES
 from twopc_pravega.options import Server, Stream
 
 ANSWER_TIMEOUT_S = 30.0
-"""How long a call waits for its answer. After that its outcome is in doubt, and the caller repeats it."""
+"""How long a call waits for its answer. Afterwards the outcome of the call is in doubt, and the caller repeats the
+call."""
 
 _SERVICE = "io.pravega.controller.stream.api.grpc.v1.ControllerService"
 _ANSWERS = {
@@ -47,7 +48,7 @@ _IDLE = (("grpc.keepalive_time_ms", 30_000), ("grpc.max_reconnect_backoff_ms", 2
 
 
 class State(Enum):
-    """A transaction's state in the controller. An UNKNOWN one never existed, or ended more than a day ago."""
+    """A transaction's state in the controller. An UNKNOWN transaction never existed, or ended more than a day ago."""
 
     UNKNOWN = 0
     OPEN = 1
@@ -95,7 +96,8 @@ class Txn:
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> Txn:
-        """Read what ``to_json`` makes. Raises KeyError, TypeError or ValueError for any other value."""
+        """Create a transaction from the result of ``to_json``. Raises KeyError, TypeError or ValueError for any other
+        value."""
         scope, stream, id = value["scope"], value["stream"], value["txn"]
         if not isinstance(scope, str) or not isinstance(stream, str) or not isinstance(id, str):
             raise TypeError
@@ -112,7 +114,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A new transaction, the segments that it may write to, in the order of their key ranges, and a token for them."""
+    """A new transaction, with the segments that it may write to, ordered by key range, and a token for these
+    segments."""
 
     txn: Txn
     segments: Sequence[Segment]
@@ -120,7 +123,7 @@ class Begun:
 
 
 _AT_ONCE = 100
-"""How many requests may wait for their answers at the same time. Each has the full timeout."""
+"""How many requests may wait for their answers at the same time. Each request gets the full timeout."""
 
 
 class Controller:
@@ -212,7 +215,7 @@ class Controller:
         return str(self._call("getDelegationToken", _info(stream, _READ_WRITE)).delegationToken)
 
     def store_of(self, stream: Stream, segment: int) -> tuple[str, int]:
-        """Return the host and port of the segment store that currently has a segment."""
+        """Return the host and port of the segment store that currently serves a segment."""
         answer = self._call("getURI", MESSAGES["SegmentId"](streamInfo=_info(stream), segmentId=segment))
         return answer.endpoint, answer.port
 
@@ -280,8 +283,8 @@ def release(server: Server) -> None:
 
 
 def renewal_due(token: str) -> float | None:
-    """Return when to renew a token, by ``time.monotonic``: after half of its lifetime. Return None for no token, or for
-    one that does not expire.
+    """Return when to renew a token, by ``time.monotonic``: after half of its lifetime. Return None if the token is
+    empty or does not expire.
 
     Segment stores close a connection when its token expires. The token is a JSON Web Token, and only they verify it.
     """

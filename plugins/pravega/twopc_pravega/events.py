@@ -1,4 +1,4 @@
-"""Records as events: which are refused, how they are stored in a segment, and which segment a key belongs to."""
+"""Converts records to events: checks the records, frames them for a segment, and assigns each key to a segment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_records(batch: pa.RecordBatch) -> None:
     """Refuse a record that can't be an event.
 
     Raises:
-        RecordRefused: the first such record.
+        RecordRefused: a record can't be an event. The error names the first of these records.
     """
     values = batch.column("value")
     if values.null_count:
@@ -106,8 +106,8 @@ def unframed(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def routed(batch: pa.RecordBatch, segments: Sequence[Segment]) -> Iterator[tuple[int | None, pa.Array]]:
-    """Yield the position of each segment, and the values whose keys belong to it, in order. Values without a key have
-    the position None, and may go to any segment."""
+    """Yield the position of each segment, and the values whose keys belong to it, in order. Values without a key are
+    yielded with the position None, and may go to any segment."""
     values = batch.column("value")
     keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(len(values), pa.string())
     if keys.null_count == len(keys):

@@ -20,7 +20,8 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def load(proto: str) -> Mapping[str, Any]:
-    """Return the message classes of a text in the form of ``controller.proto``, by name."""
+    """Return the message classes that ``proto`` defines, by name. ``proto`` must be written like
+    ``controller.proto``."""
     file = descriptor_pb2.FileDescriptorProto(name="controller.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGE.findall(proto):
         message = file.message_type.add(name=name)

@@ -31,7 +31,7 @@ TEMPORARY = {
 """Temporary statuses → what the controller means (``getStatusFromException`` of its ``ControllerServiceImpl``)."""
 
 _STOPPING = (Command.OPERATION_UNSUPPORTED, Command.INVALID_EVENT_NUMBER)
-"""The answers of a segment store that a repeated request would get again."""
+"""The answers by which a segment store refuses a request for good: repeating the request brings the same answer."""
 
 _RIGHTS = "Check 'username' and 'password', and grant this user the rights that the sink's README lists"
 _LEASE = "lease "  # the controller begins the description of every error about a lease like this
@@ -96,7 +96,8 @@ def is_missing(error: PravegaError) -> bool:
 
 
 def is_lease_refused(error: PravegaError) -> bool:
-    """Return whether the controller refuses a lease of this length. It has no status code for that."""
+    """Return whether the controller refuses a lease because of its length. Recognized by the error's text, as there is
+    no status code for this refusal."""
     return isinstance(error, grpc.Call) and (error.details() or "").startswith(_LEASE)
 
 

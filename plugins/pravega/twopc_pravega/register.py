@@ -30,11 +30,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The entry of a transaction.
+    """A transaction's entry in the register.
 
     Attributes:
         name: the transaction's exact name.
-        txn: its name in Pravega.
+        txn: the transaction as Pravega names it.
         end: the offset in the register at which the entry ends.
     """
 
@@ -47,7 +47,7 @@ class Register:
     """The register of one sink.
 
     Args:
-        controller: the controller of the cluster that has the register.
+        controller: the controller of the cluster that stores the register.
         scope: the scope of the sink's stream.
         owner: the prefix of the sink's transaction names.
     """
@@ -124,7 +124,7 @@ class Register:
                     raise  # otherwise another coordinator has truncated it meanwhile: read again
 
     def truncate(self, offset: int) -> None:
-        """Forget the entries that end at ``offset`` or before."""
+        """Remove the entries that end at or before ``offset``."""
         token = self._controller.token(self.stream)
         self._ask(lambda connection: connection.truncate(self._place.name, token, offset))
 

@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 30.0
 """How long an append may take to become durable, and any other command to be answered."""
 
 MOVE_PATIENCE_S = 20.0
-"""How long a segment may be without a store, for example while another store takes over from one that died."""
+"""How long a segment may be without a store, for example while another store takes over from a store that died."""
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """How much a writer sends ahead of the acknowledgments."""
@@ -39,7 +39,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Command(IntEnum):
-    """The commands that a sink uses, and the answers that refuse a command."""
+    """The commands that a sink sends, and the answers by which a store refuses a command."""
 
     HELLO = -127
     SETUP_APPEND = 1
@@ -67,7 +67,7 @@ class SegmentError(Exception):
     """A segment store refused a command.
 
     Attributes:
-        answer: the type of its answer.
+        answer: the type of the store's answer.
     """
 
     def __init__(self, answer: int, segment: str) -> None:
@@ -138,7 +138,7 @@ class Connection:
         return max(0, int(last))
 
     def bounds(self, segment: str, token: str) -> tuple[int, int]:
-        """Return the offset of the first byte that the segment still has, and the offset of its end."""
+        """Return two offsets: the first byte that the segment still stores, and the segment's end."""
         self.send(Command.GET_STREAM_SEGMENT_INFO, _REQUEST, _text(segment), _text(token))
         fields = self.receive(Command.STREAM_SEGMENT_INFO, segment)
         exists, _, is_deleted, _, end, start = struct.unpack(">???qqq", fields[10 + len(segment.encode()) :][:27])
@@ -147,7 +147,8 @@ class Connection:
         return start, end
 
     def read(self, segment: str, token: str, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets. The segment must have them: a read at its end would wait."""
+        """Return the bytes between two offsets. The segment must already contain these bytes: a read at the segment's
+        end would wait for more."""
         parts = []
         while start < end:
             wanted = struct.pack(">qi", start, min(_READ_BYTES, end - start))
@@ -179,8 +180,8 @@ def _text(text: str) -> bytes:
 
 
 class Place:
-    """A segment, or a transaction's part of one. Finds the store that currently has it. ``name`` is its name in the
-    stores."""
+    """A segment, or a transaction's part of one. Finds the store that currently serves the segment. ``name`` is the
+    name that stores know the segment or part by."""
 
     def __init__(self, controller: Controller, stream: Stream, segment: int, txn: uuid.UUID | None = None) -> None:
         self._controller, self._stream, self._segment = controller, stream, segment
@@ -190,11 +191,12 @@ class Place:
     def reach(self, ask: Callable[[Connection], ResultT]) -> tuple[Connection, ResultT]:
         """Connect to the segment's store and make a first request. Return the connection and its result.
 
-        If the store no longer has the segment or can't be reached, look it up again for ``MOVE_PATIENCE_S``.
+        If the store no longer serves the segment or can't be reached, ask the controller for the segment's store again,
+        for up to ``MOVE_PATIENCE_S``.
 
         Raises:
             SegmentError: the store refuses the request.
-            OSError: the store that has the segment can't be reached.
+            OSError: the store that serves the segment can't be reached.
             grpc.RpcError: the controller names no store.
         """
         deadline = time.monotonic() + MOVE_PATIENCE_S
@@ -240,7 +242,7 @@ class Appender:
         return self._place.reach(lambda connection: connection.set_up_append(self._place.name, self._writer, token))
 
     def append(self, block: memoryview, events: int) -> None:
-        """Send a block of framed events. The store has it once ``flush`` returns."""
+        """Send a block of framed events. The block is durable once ``flush`` returns."""
         while self._in_flight and self._bytes_in_flight + len(block) > IN_FLIGHT_BYTES:
             self._acknowledge()
         self._sent += events
@@ -268,7 +270,7 @@ class Appender:
         """Continue with a new token, over a new connection.
 
         Raises:
-            ConnectionResetError: the store lacks a block that was sent over the old one.
+            ConnectionResetError: the store lacks a block that was sent over the old connection.
         """
         with contextlib.suppress(OSError, SegmentError):  # the old token may have expired
             self.flush()

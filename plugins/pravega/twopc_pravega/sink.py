@@ -52,7 +52,7 @@ class PravegaTransaction(Transaction):
         token_due_s: when to renew its token, by ``time.monotonic``; None for never.
         pinged_s: when its lease was last requested, by ``time.monotonic``. The lease began then or later.
         appenders: position of a segment → its writer.
-        turn: the position of the segment that got the last block without keys. Tasks begin with different ones.
+        turn: the position of the segment that received the last block without keys. Tasks begin with different ones.
     """
 
     def __init__(self, transaction_id: TransactionId, begun: Begun, pinged_s: float) -> None:
@@ -173,7 +173,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
 
         Raises:
             ConfigurationError: there is no such stream.
-            OperatorRequired: there is no register, but the log has decided transactions that must be in it.
+            OperatorRequired: the cluster has no register, but the log contains decided transactions that the register
+                must list.
             Retriable: Pravega does not answer.
         """
         with self._requesting(f"opening {self._options}"):
@@ -183,8 +184,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
             self._register.create()
 
     def _other_cluster(self) -> OperatorRequired:
-        """Return the error for a cluster without the register. It may have other transactions under the same ids, which
-        are small numbers."""
+        """Return the error for a cluster without the register. Pravega's transaction ids are small numbers, so other
+        transactions may have the same ids on this cluster."""
         register = self._register.stream
         return OperatorRequired(
             f"{self._options}: batch {next(iter(self.pending))} is decided, and this cluster does not have {register},"

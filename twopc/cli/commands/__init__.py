@@ -1,7 +1,7 @@
 """The commands of ``twopc``. Each has a module of its own, which builds the command's document and draws it.
 
-``parameters`` has options of several commands, ``running`` runs a command, and ``settling`` is shared by ``resolve``
-and ``abandon``.
+``parameters`` defines the options that several commands share, ``running`` runs a command, and ``settling`` is shared
+by ``resolve`` and ``abandon``.
 """
 
 from __future__ import annotations

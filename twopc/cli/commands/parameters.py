@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 
 class Seconds(click.FloatRange):
-    """A time that a thread can wait."""
+    """A number of seconds that a thread can wait."""
 
     def __init__(self) -> None:
         super().__init__(min=0, min_open=True)

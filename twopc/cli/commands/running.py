@@ -1,4 +1,5 @@
-"""Runs a command. The command builds one document, as far as it gets; ``show`` prints it and ends the process."""
+"""Runs a command. A command fills in one document until it ends or fails. Then ``show`` prints the document and ends
+the process."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def show(
 
 
 def history_of(log: str, report: Report) -> History:
-    """Read the log, and put its owner into the document."""
+    """Read the log, and add the log's owner to the document."""
     history = read_history(log)
     report.document |= {"owner": history.tail.owner, "log_id": history.tail.log_id}
     return history
@@ -68,7 +69,7 @@ def waiting_for_targets(timeout_s: float, redact: Redaction) -> Iterator[Waiting
 
 def ask(question: str, yes: bool, otherwise: str) -> None:
     """Ask the operator, unless ``yes``. ``otherwise`` describes the state if the answer is no. Raises Refused: the
-    answer was no, or there was none."""
+    operator answered no, or gave no answer."""
     if yes:
         return
     try:

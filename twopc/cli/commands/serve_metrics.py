@@ -76,7 +76,8 @@ def serve_metrics(logs: tuple[str, ...], sinks_file: Path | None, host: str, por
 
 
 def _logs(given: Sequence[str]) -> list[WatchedLog]:
-    """Return the logs to watch. Raises ConfigurationError: one can't be a log, or two are the same place."""
+    """Return the logs to watch. Raises ConfigurationError: a log can't be kept at one of the places, or a place is
+    given twice."""
     watched = [WatchedLog(url) for url in dict.fromkeys(given)]
     name, times = Counter(log.name for log in watched).most_common(1)[0]
     if times > 1:
@@ -85,8 +86,8 @@ def _logs(given: Sequence[str]) -> list[WatchedLog]:
 
 
 def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[WatchedSink]:
-    """Return the sinks to watch. Raises ConfigurationError: there are several logs, so the sinks' log is unknown; or as
-    ``read_sinks`` does."""
+    """Return the sinks to watch. Raises ConfigurationError: there are several logs, so the sinks' log is unknown. Also
+    raises the errors of ``read_sinks``."""
     if len(logs) > 1:
         raise ConfigurationError(f"--sinks has the sinks of one query, and {len(logs)} LOGs are given: give one LOG")
     return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]

@@ -21,7 +21,8 @@ from twopc.log.history import History
 def recovery_of(
     log: str, sinks_file: Path, replay_copies: str | None, timeout_s: float, report: Report, redact: Redaction
 ) -> Iterator[tuple[History, Recovery, Waiting]]:
-    """Add everything that can be known before a change to ``report``, then yield what recovery needs."""
+    """Add the plan of the recovery to ``report``, without changing anything. Then yield the log's history, the
+    recovery, and the runner of its calls."""
     history = history_of(log, report)
     sinks = read_sinks(sinks_file, redact)
     recovery = Recovery(history, sinks, replay_copies)

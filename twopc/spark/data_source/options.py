@@ -92,7 +92,8 @@ def stream_target(options: Mapping[str, str]) -> Rounds:
 
 
 def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
-    """Return the rounds of a batch write, and its ``batch_id`` if given. Raises like ``stream_target``."""
+    """Return the rounds of a batch write, and its ``batch_id`` if given. Raises ConfigurationError in the same cases as
+    ``stream_target``."""
     values, sinks_own = _parsed("a batch write", options, "log")
     return _target(values, sinks_own, values["log"], BATCH_OWNER), values.get("batch_id")
 
@@ -101,7 +102,7 @@ def target_to_check(options: Mapping[str, Any]) -> tuple[str, dict[str, str], st
     """Return the backend, the sink's options and the log's place for a writer that may not have started yet.
 
     ``options`` are as the driver gives them to Spark. The place is None in a pipeline, where Spark chooses the
-    checkpoint later. Raises like ``stream_target``.
+    checkpoint later. Raises ConfigurationError in the same cases as ``stream_target``.
     """
     given = {name.lower(): _as_spark_passes(value) for name, value in options.items() if value is not None}
     values, sinks_own = _parsed(_OWNER, given)
@@ -115,7 +116,8 @@ def _as_spark_passes(value: Any) -> str:
 
 
 def _parsed(owner: str, options: Mapping[str, str], needed: str = "") -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of twopc's options, and the sink's options. ``needed`` names one more required option."""
+    """Return the values of twopc's options, and the sink's options. ``needed`` names an option that is required in
+    addition to ``sink``."""
     for name in ("delete_where", "latest_by"):
         if name in options:
             raise ConfigurationError(

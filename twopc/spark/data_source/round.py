@@ -53,8 +53,8 @@ SINK = "sink"
 
 
 def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """Return the sink of a data source. Raises ConfigurationError: as ``create_sink`` does; or the sink needs one
-    record per key, and a data source can't bring the records of a key together."""
+    """Return the sink of a data source. Raises ConfigurationError: ``create_sink`` rejects the options, or the sink
+    needs one record per key, and a data source can't bring the records of a key together."""
     sink = create_sink(backend, options)
     if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
         raise ConfigurationError(
@@ -107,8 +107,8 @@ class PhaseOne:
 
         Raises:
             LogMismatch: this is not the planned batch, so its input was not compared with the log.
-            RepeatedFailure: the task failed at every start. It is counted here, as no process on the driver gets the
-                task's error.
+            RepeatedFailure: the task failed at every start. The failure is counted here, because the task's error does
+                not reach any process on the driver.
         """
         context = TaskContext.get()
         assert context is not None
@@ -163,12 +163,13 @@ class Rounds:
         """Open a new incarnation and recover, before any task begins.
 
         The batch is the newest one in the query's checkpoint: Spark has just recorded its input there. A batch write
-        has ``batch_id``, or else the next batch of the log.
+        writes the batch ``batch_id``, or the next batch of the log if ``batch_id`` is None.
 
         Raises:
-            LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
+            LogMismatch: the batch is not the next batch, was decided with other input, or is the first batch after a
                 full refresh of the flow.
-            TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
+            TwoPhaseCommitError: in the same cases as ``Coordinator.recover``, or if the sink can't write records of
+                ``schema``.
         """
         reads = follows = None
         start, sink = uuid.uuid4().hex[:12], sink_alone(self.backend, self.options)
@@ -201,7 +202,7 @@ class Rounds:
         return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
-        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
+        """Seal, decide and commit the tasks' transactions. Raises the same errors as ``Coordinator.run``.
 
         ``schema`` is the one that ``open`` was called with, for observers.
         """
@@ -224,9 +225,9 @@ class Rounds:
     def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a failed round, or finish it if it was decided before it failed.
 
-        A decision without an answer may still land in the log, so nothing is aborted in its incarnation: a new
-        incarnation first finds out whether it did. If no message has the incarnation, recovery is left to the next
-        start, since opening one here could fence a newer driver.
+        A decision without an answer may still land in the log, so nothing is aborted in the incarnation of that
+        decision. A new incarnation first finds out whether the decision has landed. If no message contains the
+        incarnation, recovery is left to the next start, because opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
             opened = next((message.incarnation for message in messages if message is not None), opened)
@@ -308,8 +309,8 @@ def _counted(
 
 @contextlib.contextmanager
 def spool(path: str | None) -> Iterator[None]:
-    """Append the events of the calls inside to the file at ``path``, if given. The observer is removed afterwards, as
-    Spark reuses the process for other queries."""
+    """Append the events of the calls inside to the file at ``path``, if given. The observer is removed afterwards,
+    because Spark reuses the process for other queries."""
     if path is None:
         yield
         return
@@ -324,5 +325,6 @@ def spool(path: str | None) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=100)
 def _observer(path: str) -> JsonLinesObserver:
-    """Return the observer of a file. One per file, so that a failure to write is logged once."""
+    """Return the observer that writes to a file. Each file has a single observer, so that a failure to write is logged
+    once."""
     return JsonLinesObserver(path)

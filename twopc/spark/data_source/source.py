@@ -5,7 +5,7 @@ Which process runs which call, measured on Spark 4.2.0 with streaming queries an
 - Before the tasks of *each* micro-batch or batch write, a planner process on the driver creates the data source from
   its options and calls ``streamWriter`` or ``writer``. The writer is pickled into the tasks. None of this runs at
   ``start()``. The planner does not know the batch's number.
-- ``write`` runs once per task attempt. ``TaskContext`` has the query's id and the batch's number.
+- ``write`` runs once per task attempt. ``TaskContext`` provides the query's id and the batch's number.
 - ``commit`` and ``abort`` run in another process on the driver. In a batch write they are called on the planner's
   writer. In a streaming query they are *not*: Spark unpickles there a data source that it created from the options at
   the query's first commit, and calls its ``streamWriter`` again. So state from before the tasks travels with their

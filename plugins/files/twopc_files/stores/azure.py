@@ -131,8 +131,8 @@ class AzureFile(FileOfParts):
 
 
 def block_id(file: FileHandle, number: int) -> str:
-    """Return the id of a block. It identifies the pending file, so that another writer's block is not taken for its
-    own.
+    """Return the id of a block. The id identifies the pending file, so that a block uploaded by another writer is never
+    taken for a block of this file.
 
     Azure requires ids of up to 64 bytes, all of the same length in a blob.
     """

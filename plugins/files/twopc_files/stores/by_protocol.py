@@ -1,4 +1,5 @@
-"""Chooses the store for a path by its protocol. The table has only stores that are known to publish a file atomically.
+"""Chooses the store for a path by its protocol. The table lists only stores that are known to publish a file
+atomically.
 
 | protocol | store | why |
 | --- | --- | --- |

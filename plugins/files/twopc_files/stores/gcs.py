@@ -1,7 +1,7 @@
 """Files in Google Cloud Storage: each pending file is an object, which a commit rewrites under its final name.
 
-A rewrite has the condition that the target does not exist, which the store checks, so a late request does no harm. It
-keeps the metadata, which name the transaction.
+A rewrite succeeds only if the target does not exist. The store checks this condition, so a late request does no harm.
+The rewritten object keeps the metadata, which name the transaction.
 
 Uploads are not held open as on S3: anyone who knows an upload's URL can write the object, so the commit log would
 contain a secret.

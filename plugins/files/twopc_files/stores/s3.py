@@ -37,7 +37,7 @@ ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 _GRANT = "grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
-"""Advice on a refused HEAD, as S3's reply has no body that could name the missing permission."""
+"""Advice for a refused HEAD request. S3's reply has no body, so it does not name the missing permission."""
 
 # S3 requires each part's checksums again on completion if the bucket or s3_additional_kwargs requires checksums.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
@@ -64,7 +64,7 @@ class S3(Bucket):
 
     def _lists_open_uploads(self) -> CheckResult:
         """Check whether a sweep can find the uploads of killed writers. MinIO lists an upload only for its exact key.
-        Without a key, it lists only uploads that it has in memory since its start."""
+        Without a key, MinIO lists only the uploads that it has kept in memory since its start."""
         check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
         folder = self.key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
         key = f"{folder}probe"
@@ -136,8 +136,8 @@ class S3(Bucket):
         return S3File(self, FileHandle(transaction_id, upload, target))
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether the handle has a target and a plausible upload id. The id does not identify its owner, but it is used
-        only with the target's key, which does."""
+        """Whether the handle has a target and a plausible upload id. An upload id does not identify its owner. It is
+        used only together with the target's key, which does identify the owner."""
         return bool(file.target) and file.pending.isascii() and file.pending.isprintable()
 
     def where(self, file: FileHandle) -> str:

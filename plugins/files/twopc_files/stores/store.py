@@ -18,8 +18,8 @@ LONGEST_NAME = 255
 """The most bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
 
 MARK = "twopc-transaction"
-"""The key of an object's metadata with the exact transactional id. By it, a repeated commit recognizes its own object,
-whatever the bucket's encryption does to the ETag."""
+"""The key of an object's metadata with the exact transactional id. A repeated commit recognizes its own object by this
+id, whatever the bucket's encryption does to the ETag."""
 
 PART_BYTES = 8 * 1024 * 1024
 """The size of a part. A task holds one part in memory per file that is uploaded in parts. S3 requires at least 5
@@ -148,9 +148,9 @@ class Store(Protocol):
     """A folder in one kind of store. An immutable value, which is pickled together with its sink. Its repr shows no
     credentials.
 
-    A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError. Its
-    ``errno`` has the same meaning for all stores, which ``outcomes.py`` defines. The methods implemented here suit an
-    object store whose pending files have names.
+    A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError.
+    ``outcomes.py`` defines the meaning of ``errno``, which is the same for all stores. The methods implemented here
+    suit an object store whose pending files have names.
     """
 
     @property
@@ -171,7 +171,8 @@ class Store(Protocol):
         self.pending()
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Return a context for a trial, which at its end removes new folders that are empty."""
+        """Return a context manager for a trial. On exit, it removes the folders that the trial created and left
+        empty."""
         return contextlib.nullcontext()
 
     def check(self) -> Iterable[CheckResult]:
@@ -182,8 +183,8 @@ class Store(Protocol):
         """Create empty pending file ``number`` of its transaction, to be published as ``target``."""
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether ``file.pending`` can belong to this store and this transaction. With a wrong one, the file of another
-        transaction would be committed or removed."""
+        """Whether ``file.pending`` can belong to this store and this transaction. A handle that belongs elsewhere would
+        make this sink commit or remove another transaction's file."""
         return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
@@ -203,7 +204,8 @@ class Store(Protocol):
         return 0.0  # a rename or a rewrite is atomic
 
     def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002
-        """Return any other reason why this process can't publish the file, and what to do about it; or None."""
+        """Return a reason, beyond what ``look`` reports, why this process can't publish the file, and what to do about
+        it. Return None if there is none."""
         return None  # most stores check permissions only when they are used
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
@@ -220,16 +222,16 @@ class Store(Protocol):
         self.discard(file)
 
     def rehearse(self, file: FileHandle) -> None:  # noqa: ARG002
-        """Publish under a hidden name, and remove that again. Only for stores in which publishing needs a permission or
-        a place that writing does not need."""
+        """Publish the file under a hidden name, then remove it. Implemented only by stores in which publishing needs a
+        permission or a place that writing does not need."""
         return
 
     def discard(self, file: FileHandle) -> None:
         """Remove the pending file, never a target. Succeeds if it is gone."""
 
     def pending(self) -> Iterable[FileHandle]:
-        """List the pending files of all sinks, without targets: the name of a pending file has neither its target's
-        folder nor its format."""
+        """List the pending files of all sinks. Their handles have no target, because the name of a pending file
+        contains neither the target's folder nor its format."""
         return [FileHandle(owner, name, "") for name in self.pending_names() if (owner := owner_of_pending(name))]
 
     def pending_names(self) -> Iterable[str]:
