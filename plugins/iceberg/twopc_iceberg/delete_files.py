@@ -69,7 +69,7 @@ class LiveFile:
         format: its file format.
         spec: the id of its partition spec.
         partition: its partition.
-        sequence_number: of the snapshot that added it.
+        sequence_number: the sequence number of the snapshot that added it.
         bounds: the lower and upper bounds of the key's columns, encoded as in the manifest; None for an unknown bound.
     """
 
@@ -91,14 +91,14 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a snapshot deletes from older files.
+    """The delete files of a snapshot, which delete rows of older files.
 
     Attributes:
         manifests: its new manifests of delete files.
         replaced: the locations of the parent's manifests that it drops.
-        written: the locations of all files that were written for it.
+        written: the locations of all files that were written for the snapshot.
         bytes: the total size of its new delete files.
-        summary: their counts for the snapshot's summary.
+        summary: the counts of delete files and deleted rows, for the snapshot's summary.
     """
 
     manifests: tuple[ManifestFile, ...] = ()
@@ -130,8 +130,8 @@ class DeletesOfSnapshot:
     Attributes:
         io: access to the table's files.
         entries: the manifests of delete files, with their entries.
-        by_path: the location of a data file → the deletes for it alone.
-        others: deletes for several data files.
+        by_path: the location of a data file → the deletes that apply to no other file.
+        others: the deletes that may apply to several data files.
     """
 
     io: DurableFileIO
@@ -152,7 +152,7 @@ class DeletesOfSnapshot:
         return cls(io, found, by_path, others)
 
     def before(self, file: LiveFile) -> BitMap64:
-        """Return the rows of a data file that are deleted. Raises Damaged; errors of the store pass through."""
+        """Return the rows of a data file that are already deleted. Raises Damaged; errors of the store pass through."""
         found = BitMap64()
         for delete in self.of_file(file):
             found |= self._rows(delete, file.path)
@@ -219,7 +219,7 @@ def _is_same(one: Any, other: Any) -> bool:
 def written(
     table: Table, io: DurableFileIO, snapshot_id: int, deletes: DeletesOfSnapshot, touched: Mapping[LiveFile, BitMap64]
 ) -> Changes:
-    """Write delete files with all deleted rows of the touched data files, and manifests of them."""
+    """Write delete files with all deleted rows of the touched data files, and manifests that list the delete files."""
     metadata, name = table.metadata, uuid.uuid4()
     locations = table.location_provider()
     has_vectors = metadata.format_version >= NUMBERS_ROWS

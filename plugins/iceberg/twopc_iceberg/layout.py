@@ -1,4 +1,5 @@
-"""The columns and the partition spec with which files are written, and which tables can read the files. No I/O.
+"""The columns and the partition spec with which files were written. Checks whether a table can still read the files. No
+I/O.
 
 Iceberg finds columns by id, and reads null for a column that a file lacks. So a table can read files written before its
 columns were renamed, dropped, reordered or widened, or before optional ones were added. The result is as if the files

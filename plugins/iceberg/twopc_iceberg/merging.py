@@ -100,8 +100,8 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
 def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
     """Return whether pyiceberg can rewrite manifests of a partition spec without changing them.
 
-    It needs the types of the spec's source columns. And it reads doubles as floats, which would change partition
-    values, and Spark uses those as the records' values.
+    pyiceberg needs the types of the spec's source columns. It also reads doubles as floats, which would change
+    partition values, and Spark uses partition values as the records' values.
     """
     spec, schema = metadata.specs().get(spec_id), metadata.schema()
     if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):

@@ -26,8 +26,8 @@ from twopc.open_files import split_by
 LONGEST_NAME = 200
 
 WIDEST = 2**30
-"""The greatest width of ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits: a
-greater width overflows, and it looks for records in the wrong partition."""
+"""The greatest width of ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits. With a
+greater width, the sum overflows, and Iceberg for Java looks for records in the wrong partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Partition:
     """A partition of one spec, and the content of its files.
 
     Attributes:
-        key: the texts of its values, which no other partition of the spec has. NaN is a text, and so equals itself.
+        key: its values as texts, which identify the partition within the spec. As a text, NaN equals itself.
         values: one per field of the spec, encoded as in manifests.
-        folder: the same as a readable part of a file's path; empty for a table without partitions. Two partitions may
+        folder: the values as a readable part of a file's path; empty for a table without partitions. Two partitions may
             share a folder: null and the text ``null`` do.
         content: whether its files are data or delete files.
     """
@@ -60,7 +60,7 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
     """Check that every transform of the spec is known, and that all readers interpret its partitions alike.
 
     Raises:
-        ConfigurationError: a transform is unknown, or readers differ.
+        ConfigurationError: a transform is unknown, or readers interpret its partitions differently.
     """
     for field in spec.fields:
         source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None

@@ -70,7 +70,7 @@ ATTEMPTS = 20
 """How many races in a row a commit may lose to other writers before it raises Retriable."""
 
 _PAUSE_S = 0.02
-"""The longest pause after one lost race. After n lost races in a row, n times as long."""
+"""The maximum pause after one lost race. After n lost races in a row, it is n times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DecidedBatch:
 
     @property
     def added(self) -> list[Prepared]:
-        """The manifests that the snapshot adds, as opposed to those of keys whose rows the commit searches for."""
+        """The manifests that the snapshot adds, without the manifests of keys that the commit only searches for."""
         return [each for each in self.prepared if not each.by_position]
 
 
@@ -107,7 +107,7 @@ class Added:
 
     Attributes:
         manifests: the manifests that its snapshot adds.
-        keys: the keys for whose rows each attempt searches.
+        keys: the keys of the rows that each attempt searches for.
     """
 
     manifests: Sequence[Prepared]
@@ -168,7 +168,7 @@ class Attempt(NewSnapshot):
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Return whether the attempt neither has landed nor can land any more: another snapshot has its sequence
+        """Return whether the attempt has not landed and can no longer land, because another snapshot has its sequence
         number.
 
         If no snapshot has that number, the attempt may have landed and expired since, and later snapshots may have its
@@ -256,8 +256,8 @@ class BatchCommitter:
     def proposal(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> Proposal | None:
         """Return this table's part of a request for several tables; None if the batch is visible.
 
-        Does not send that request. Gives a branch without snapshots its empty one, by a separate request. Callers must
-        call ``commit`` afterwards. Raises like it, or FileChanged.
+        Does not send that request. If the branch has no snapshot, adds an empty one in a separate request. Callers must
+        call ``commit`` afterwards. Raises FileChanged and the errors of ``commit``.
         """
         table = self._asked(self._lake.table, batch)
         if is_visible(table.metadata, batch):
@@ -376,8 +376,8 @@ class BatchCommitter:
         return attempt
 
     def clean_up(self, table: Table) -> None:
-        """Forget attempts whose sequence number is taken, and remove the files of those that can no longer land. A
-        failure only wastes space."""
+        """Forget attempts whose sequence number is taken, and remove the files of attempts that can no longer land. A
+        failed removal only wastes space."""
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
         self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
         try:
@@ -400,8 +400,8 @@ def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequi
 
 
 def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdate]:
-    """Yield updates without effect that make a catalog refuse the request if an older spec of the batch is gone, for
-    which there is no requirement. Not every catalog checks them."""
+    """Yield updates that change nothing, but make a catalog refuse the request if an older spec of the batch is gone.
+    Iceberg has no requirement for this case, and not every catalog checks such updates."""
     current = metadata.default_spec_id
     for spec in sorted({each.spec for each in batch.added} - {current}):
         yield SetDefaultSpecUpdate.model_validate({"spec-id": spec})
@@ -414,7 +414,7 @@ def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
 
     Raises:
         OutcomeUnknown: the table was replaced, or its mark was set back by hand.
-        OperatorRequired: its mark is not a number.
+        OperatorRequired: the table's mark is not a number.
     """
     if str(metadata.table_uuid) != batch.table:
         raise OutcomeUnknown(

@@ -39,7 +39,8 @@ class TableForTasks:
 
     Attributes:
         metadata: the table's metadata without snapshots, as JSON.
-        io_properties: for access to files. They may have credentials, so they are in no committable, log or repr.
+        io_properties: the properties for access to files. They may contain credentials, so they appear in no
+            committable, log or repr.
     """
 
     metadata: str
@@ -74,7 +75,7 @@ class TableForTasks:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The same for pyarrow, with the field ids by which readers find columns."""
+        """The schema of data files for pyarrow, with the field ids by which readers find columns."""
         return schema_to_pyarrow(self.file_schema)
 
     @property
