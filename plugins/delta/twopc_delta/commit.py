@@ -187,7 +187,7 @@ class TableLog:
         delta-rs must load the table again.
 
         Upholds: a look never returns entries that are no longer in the log. The table may be restored from a copy at
-        any moment, so the cached entry is compared after reading the newer ones.
+        any moment, so the cached entry is compared with the log only after the newer entries were read.
         """
         try:
             found = kept = self._kept.pop()
@@ -296,8 +296,8 @@ class TableLog:
             raise outcomes.batch_gone(what, receipt, snapshot.mark, place)
 
     def _is_unchanged(self, snapshot: Snapshot, version: int, entry: str) -> bool:
-        """Return whether an entry has this digest. An entry that was cleaned up counts as unchanged, since a checkpoint
-        covers it."""
+        """Return whether an entry has this digest. An entry that was cleaned up counts as unchanged, because a
+        checkpoint covers the entry."""
         before, data = snapshot.before or (-1, None)
         if version != before:
             data = self._files.entry(version)

@@ -141,8 +141,8 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
 
 
 def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextManager[None]:
-    """Return a context manager for requests for a table. It replaces an error with the one that ``look_failed``
-    returns, and hides the original, which may show credentials."""
+    """Return a context manager for requests for a table. It raises the error of ``look_failed`` instead of the original
+    error, which may show credentials."""
     return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
@@ -156,7 +156,8 @@ def put_refused(failure: Failure, what: str, advice: str = "") -> ConfigurationE
 
 
 def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed commit of ``what``, after a look has shown that the table does not have it."""
+    """Return the error for a failed commit of the batch ``what``, after a look has shown that the batch is not in the
+    table."""
     text = failure.text
     if failure.is_temporary:
         return Retriable(f"{what} is decided and not committed yet: {text}")
@@ -227,7 +228,7 @@ def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnk
 
 
 def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch whose table was replaced by another one at the same location."""
+    """Return the error for a decided batch whose table was replaced by another table at the same location."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}, and the table there now has the id {found}: it was"
         " dropped and made again. Nothing was written to it. If the batch is to be in the new table, write its records"
@@ -246,8 +247,7 @@ def mark_fell_back(what: str, sealed: int, found: int | None) -> OutcomeUnknown:
 
 
 def entry_gone(what: str, version: int) -> OutcomeUnknown:
-    """Return the error for a decided batch if the table has no mark of the sink, and the batch's entry may be gone,
-    too."""
+    """Return the error for a decided batch if the table has lost the sink's mark and perhaps also the batch's entry."""
     return OutcomeUnknown(
         f"{what} is decided. The table has no mark of this sink, and version {version} of its log, which came after the"
         " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"

@@ -1,4 +1,4 @@
-"""The notes and files that a batch's transactions have prepared.
+"""The notes and files of a batch's prepared transactions.
 
 Votes carry the notes to the driver, which keeps them until the commit. Before the commit, the driver checks with one
 listing that all notes still exist, but reads none of them. After a crash, the next driver reads the notes. The decision
@@ -78,7 +78,7 @@ class Prepared:
         return gone or {each.transaction_id: kept[_key(each)] for each in committables}
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
-        """Return the files that are missing or have another size than when they were written."""
+        """Return the files that are missing, or whose size has changed since they were written."""
         files = [file for note in notes.values() for file in (*note.files, *note.deletes)]
         with self._asking("files of"):
             sizes = self._storage.sizes_bytes([file.path for file in files])

@@ -1,8 +1,8 @@
 """A sink's receipt: the position of its newest committed batch in a table's log. Later processes compare it with the
 log.
 
-A committed batch can be lost if the table is restored from a copy, or if another writer renames its own entry over that
-of the batch. The table then shows an older mark, and without the receipt the next batch would follow a gap.
+A committed batch can be lost if the table is restored from a copy, or if another writer renames its own entry over the
+batch's entry. The table then shows an older mark, and without the receipt the next batch would follow a gap.
 """
 
 from __future__ import annotations

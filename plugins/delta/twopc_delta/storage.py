@@ -33,7 +33,7 @@ _SHORTEST_SECRET = 4  # masking a shorter value would garble messages
 
 _READ_AS_URL = {True: re.compile("%"), False: re.compile(r"[%#?\x00-\x1f]|//|(?:^|/)\.\.?(?=/|$)")}
 """Parts of a path that delta-rs interprets or drops as in a URL, on a disk (True) and in a store (False). With such a
-path, it would read the log of another folder than the one that entries are written to."""
+path, delta-rs would read the log of another folder than the sink writes to."""
 
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk
@@ -160,7 +160,7 @@ class Storage:
 
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
-        """Convert errors of a store's client to OSErrors, like those of a disk."""
+        """Convert errors of a store's client to OSErrors, as a disk would raise them."""
         try:
             yield
         except Exception as error:

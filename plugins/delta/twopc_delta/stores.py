@@ -1,7 +1,7 @@
 """The differences between the object stores for tables: S3, Azure and Google Cloud Storage.
 
 Two clients access each table: fsspec its files, delta-rs its log. Users give fsspec's options, which this module
-translates for delta-rs. An option without a counterpart is refused, since the two clients would access different
+translates for delta-rs. An option without a counterpart is refused, because the two clients would access different
 locations.
 """
 

@@ -84,7 +84,7 @@ class TableView:
     """A table at one version.
 
     Attributes:
-        id: the table's id; a table that was dropped and created again has another one.
+        id: the table's id; dropping and creating the table again changes the id.
         version: the version of the log.
         schema: its columns, with Arrow's types.
         fields: the columns as JSON objects from the log.

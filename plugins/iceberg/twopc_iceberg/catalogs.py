@@ -54,8 +54,9 @@ _TRANSACTION = Endpoint(http_method=HttpMethod.POST, path="/v1/{prefix}/transact
 class Lake:
     """A catalog and one of its tables.
 
-    Caches the table's metadata, which may be older than the catalog's. A commit is still safe: the catalog checks its
-    requirements against its own metadata. Errors of pyiceberg and of the catalog's client pass through.
+    Caches the table's metadata, which may be older than the catalog's. A commit is still safe, because the catalog
+    checks the commit's requirements against the current metadata. Errors of pyiceberg and of the catalog's client pass
+    through.
     """
 
     def __init__(self, options: IcebergOptions) -> None:
@@ -112,7 +113,7 @@ class Lake:
 
     @property
     def group(self) -> str | None:
-        """An id shared by all tables that one request can change, or None if the catalog has no such request. Sends
+        """An id shared by all tables that one request can change; None if the catalog supports no such request. Sends
         nothing."""
         catalog = self._catalog
         return catalog.identity if isinstance(catalog, TransactionalCatalog) and catalog.changes_several else None
@@ -178,8 +179,8 @@ def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType
 
 
 class TransactionalCatalog(RestCatalog):
-    """A REST catalog that may support changing several tables in one request, for which pyiceberg has no call. Every
-    request has a timeout.
+    """A REST catalog that may support changing several tables in one request. pyiceberg has no call for such a request.
+    Every request has a timeout.
 
     Attributes:
         identity: equal for all connections to one catalog with the same properties and credentials.

@@ -2,7 +2,7 @@
 
 Each data file has at most one delete file: a deletion vector in format version 3, as the specification requires, or a
 position delete file in version 2. A new delete file includes the rows that other writers have deleted, and replaces the
-data file's previous one.
+data file's previous delete file.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ NO_CHANGES = Changes()
 
 
 def layout_of(metadata: TableMetadata, spec_id: int) -> Layout | None:
-    """Return a layout with which manifests of a partition spec can be written: the spec, and the newest schema that has
-    all of its source columns. None if there is no such schema."""
+    """Return a layout with which manifests of a partition spec can be written: the spec, and the newest schema that
+    contains all source columns of the spec. None if there is no such schema."""
     spec = metadata.specs()[spec_id]
     sources = {each.source_id for each in spec.fields}
     schemas = (metadata.schema(), *reversed(metadata.schemas))
@@ -159,7 +159,7 @@ class DeletesOfSnapshot:
         return found
 
     def of_file(self, file: LiveFile) -> list[DataFile]:
-        """Return the delete files that may apply to a data file. Raises Unsearchable if one has an unsupported
+        """Return the delete files that may apply to a data file. Raises Unsearchable if such a file has an unsupported
         format."""
         found: list[DataFile] = []
         others = (entry for entry in self.others if _applies(entry.data_file, file))
@@ -198,7 +198,7 @@ def _only_path(delete: DataFile) -> str | None:
 
 
 def _applies(delete: DataFile, file: LiveFile) -> bool:
-    """Return whether a delete file for several data files may have deletes for ``file``. Both must be in the same
+    """Return whether a delete file for several data files may contain deletes for ``file``. Both must be in the same
     partition, as the Iceberg specification requires, and the path of ``file`` within the path bounds of the delete
     file."""
     places = range(len(file.partition))
@@ -274,7 +274,7 @@ def _manifest(
     before: Sequence[ManifestEntry],
     gone: Collection[tuple[str, int | None]],
 ) -> ManifestFile:
-    """Write a manifest with the added delete files, and with the previous ones as existing or deleted."""
+    """Write a manifest that lists the added delete files, and the previous delete files as existing or deleted."""
     layout, in_memory = layout_of(metadata, spec), InMemory(location=location)
     assert layout is not None  # otherwise ``unfit`` has refused its files
     schema = Schema(*layout.columns.fields)

@@ -393,7 +393,7 @@ def _user() -> str:
 
 
 def _meaning(error: Any) -> Exception:
-    """Map an error of the metastore to one that ``outcomes`` classifies. By default, it becomes a RESTError."""
+    """Map an error of the metastore to an error that ``outcomes`` classifies. An unknown error becomes a RESTError."""
     text = getattr(error, "message", error)
     match error:
         case TTransportException() | TProtocolException():

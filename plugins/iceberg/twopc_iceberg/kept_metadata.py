@@ -75,7 +75,7 @@ class KeepsMetadata(MetastoreCatalog):
     _kept: tuple[str, TableMetadata] | None = None
 
     def answers(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that maps errors of the catalog's client to those that ``outcomes`` classifies."""
+        """Return a context manager that maps errors of the catalog's client to errors that ``outcomes`` classifies."""
         return contextlib.nullcontext()
 
     def load_table(self, identifier: str | Identifier) -> Table:

@@ -6,7 +6,7 @@ the number of the snapshot that they were read from. A commit reads none of the 
 committed however other writers have changed the rows.
 
 The files belong to an unpartitioned spec: by the specification, only such deletes apply to all partitions. A table that
-was created with partitions has no such spec. The first batch adds one before its decision
+was created with partitions has no such spec. Before its decision, the first batch adds an unpartitioned spec
 (``require_spec``), without changing the table's default spec.
 """
 
@@ -49,8 +49,8 @@ KEY_TYPES = (
     *(BooleanType, IntegerType, LongType, DecimalType, DateType, TimestampType, TimestamptzType),
     *(StringType, BinaryType),
 )
-"""The types for which all readers agree on which values are equal. Iceberg forbids floating-point keys. Iceberg for
-Java misorders ``uuid``, and so skips delete files; Spark has no ``time``."""
+"""The types whose values all readers compare alike. Iceberg forbids floating-point keys. Iceberg for Java misorders
+``uuid``, and so skips delete files; Spark has no ``time``."""
 
 
 def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
@@ -72,7 +72,7 @@ def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
 
 
 def require_whole(records: pa.Schema, table: Schema, what: str) -> None:
-    """Check that records have every column of the table, since a record replaces a whole row.
+    """Check that records contain every column of the table, because a record replaces a whole row.
 
     Raises:
         SchemaMismatch: a column is missing. The error names the column.
@@ -103,7 +103,7 @@ class Deletes:
 
     Attributes:
         schema: the columns of the key, in the key's order.
-        file_schema: the same, with column names that every reader accepts.
+        file_schema: the columns of the key, under names that every reader accepts.
         spec: the unpartitioned spec.
     """
 

@@ -295,7 +295,7 @@ class ManifestLists:
         return self._read[1]
 
     def live(self, io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
-        """Return the manifests of a snapshot that have live files."""
+        """Return the manifests of a snapshot that list live files."""
         found = [] if snapshot is None else self.read(io, snapshot)
         return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
 

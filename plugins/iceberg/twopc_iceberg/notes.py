@@ -128,7 +128,7 @@ class Mark:
         return f"{PREFIX}{self.scope}"
 
     def found(self, metadata: TableMetadata) -> int | None:
-        """Return the newest visible batch, from the table's property; None if it has no such property.
+        """Return the newest visible batch, from the table's property; None if the table has no such property.
 
         Raises:
             OperatorRequired: the property is not a number, so it is unknown which batches are visible.

@@ -83,7 +83,8 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
 
 
 def split(records: pa.RecordBatch, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-    """Yield each partition with its records in their order. ``records`` have the columns of ``schema`` in its order."""
+    """Yield each partition with its records in their order. ``records`` must contain the columns of ``schema``, in the
+    same order."""
     if not spec.fields:
         yield WHOLE, records
         return
@@ -128,7 +129,8 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
 
 
 def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
-    """Return the column with a field id, which may be nested in structs. Names would not do: they may contain dots."""
+    """Return the column with a field id, which may be nested in structs. A column can't be looked up by name, because
+    names may contain dots."""
     place = schema.accessor_for_field(source_id)
     column = _one_chunk(records.column(place.position))
     while place.inner is not None:
@@ -138,7 +140,8 @@ def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) 
 
 
 def _folder(path: str) -> str:
-    """Shorten each name in a path to what a disk accepts, 255 bytes. Readers do not interpret folder names."""
+    """Shorten each name in a path to fit into the 255 bytes that a disk accepts. Readers do not interpret folder
+    names."""
     return "/".join(
         name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
         for name in path.split("/")

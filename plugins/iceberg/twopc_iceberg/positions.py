@@ -1,4 +1,4 @@
-"""Position deletes: finds the rows of a snapshot that have a batch's keys.
+"""Position deletes: finds the rows of a snapshot that match a batch's keys.
 
 The search runs when the batch is committed. It reads the key's columns of each data file that bounds and partitions do
 not rule out. The result is valid for one snapshot only, so the commit requires that the branch still points to that

@@ -40,7 +40,8 @@ class Prepared:
         files: the number of its files.
         rows: the number of records in them.
         bytes: their total size.
-        partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if omitted.
+        partitions: for each partition field, whether its values include null and NaN, and their bounds; None if
+            omitted.
         digest: the digest of the bytes that the task wrote; None in a log of an older release.
         equality_ids: for files of keys, the ids of the key's columns; None for data files.
         by_position: whether the commit searches for the rows of these keys. Otherwise the files are equality deletes.

@@ -427,7 +427,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return max((mark for mark in found if isinstance(mark, int)), default=None)
 
     def _branch(self, committables: Sequence[Committable]) -> str:
-        """Return the branch for which the batch was decided, even if the option has changed since."""
+        """Return the branch for which the batch was decided. The option may have changed since then."""
         branch = committables[0].handle.get(_BRANCH)
         return branch if isinstance(branch, str) else self._not_ours(committables[0])
 
@@ -451,8 +451,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def abort(self, committable: Committable) -> None:
         """Remove the transaction's files, unless a snapshot may include them.
 
-        A decided (``commit_batch``), aborted or discarded transaction has no note, and then no file is removed. Some
-        stores may still list a removed note, so the table is checked, too.
+        A transaction without a note was decided (``commit_batch``), aborted or discarded. None of its files are
+        removed. Some stores may still list a removed note, so the table is checked, too.
         """
         name = self.transactional_ids.exact(committable.transaction_id)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):

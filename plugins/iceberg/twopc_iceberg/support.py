@@ -107,7 +107,7 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
     """Return why the table can no longer accept files that were written for it; None if it can. Errors of the store
     pass through.
 
-    Reads from the store only if the table's columns or partition specs have changed since.
+    Reads from the store only if the table's columns or partition specs have changed since the files were written.
     """
     metadata, specs = table.metadata, table.metadata.specs()
     if metadata.format_version not in FORMAT_VERSIONS:

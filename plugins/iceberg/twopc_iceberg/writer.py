@@ -75,8 +75,8 @@ class _OpenFile(RowGroups):
     """A Parquet file that is being written. For other attributes, see ``twopc.open_files.OpenFile``.
 
     Attributes:
-        length: the number of bytes written, set on close. Not read back from the store, which may have kept other
-            bytes.
+        length: the number of bytes written, set on close. The length is not read back from the store, which may have
+            stored other bytes.
     """
 
     length = 0
@@ -241,8 +241,8 @@ class TransactionWriter:
         )
 
     def finish(self) -> list[Prepared]:
-        """Make every record durable, and write a manifest of data files and one of delete files, each only if it has
-        files."""
+        """Make every record durable. Write a manifest of data files and a manifest of delete files, each only if there
+        are such files."""
         self._open.finish()
         done = {content: [each for each in self._done if each.content is content] for content in self._forms}
         return [self._described(files, self._forms[content]) for content, files in done.items() if files]

@@ -68,7 +68,8 @@ class Tables:
         self.marks = options.url.get_dialect()().identifier_preparer.format_table(self._batches)
 
     def make(self, engine: sa.Engine) -> None:
-        """Create the tables that every query needs, if they are missing. Another process may be doing the same."""
+        """Create the tables that every query needs, if they are missing. Another process may create them at the same
+        time."""
         try:
             self._metadata.create_all(engine)
         except DBAPIError:
@@ -89,7 +90,7 @@ class Tables:
         return {each["name"]: each["type"] for each in found}
 
     def writable(self, connection: sa.Connection) -> list[str]:
-        """Return the table's columns, without generated ones. DuckDB does not report which columns are generated."""
+        """Return the table's columns, except generated columns. DuckDB does not report which columns are generated."""
         generated = set[str]()
         if connection.dialect.name != "duckdb":
             for each in sa.inspect(connection).get_columns(self._options.table, self._options.schema):
@@ -247,8 +248,8 @@ class Tables:
         return connection.execute(select.with_only_columns(*all_digits)).all()
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
-        """Apply the transactions' deletes, and copy their records from the staging tables to the target table. For each
-        key, the last record that a transaction has written wins.
+        """Apply the transactions' deletes, and copy their records from the staging tables to the target table. If a
+        transaction has written several records with the same key, the last record wins.
 
         Returns:
             The number of moved records and deletes, and the number of deleted keys that are still in the table. Records
