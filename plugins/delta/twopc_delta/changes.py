@@ -1,8 +1,8 @@
 """Commits keyed changes: finds the rows of one version of the table that a batch replaces or deletes.
 
 Tasks write the new records and the keys of deletes before the decision. The commit reads the key's columns of the
-table's files, and marks the rows that it finds in deletion vectors, so that no file is rewritten. The result holds for
-exactly the version that the entry follows. If another writer was faster, the search runs again.
+table's files, and marks the rows that it finds in deletion vectors, so that no file is rewritten. The result is valid
+only for the version that the entry follows. If another writer was faster, the search runs again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def require_key(view: TableView, key: Sequence[str], what: str) -> None:
     """Check that the table's rows can be replaced by key.
 
     Raises:
-        ConfigurationError: the table lacks a key column; the sink can't compare one because of its type or because it
-            is a partition column; or a property of the table prevents replacing rows.
+        ConfigurationError: the table lacks a key column; a key column is a partition column, or has a type that the
+            sink can't compare; or a property of the table prevents replacing rows.
     """
     require_key_columns(key, view.schema.names, what)
     for name in key:
@@ -83,7 +83,7 @@ def require_own_files(files: LogFiles, version: int, what: str) -> None:
     """Check that all files and deletion vectors of the table are in its folder, where the commit can read them.
 
     Raises:
-        ConfigurationError: one is outside the folder, as in a shallow clone.
+        ConfigurationError: a file is outside the folder, as in a shallow clone.
         Retriable: the log changed during the check.
     """
     try:
@@ -114,7 +114,7 @@ class LiveFile:
 
     @property
     def path(self) -> str:
-        """Relative to the table's folder."""
+        """The file's path, relative to the table's folder."""
         return unquote(self.action["path"])
 
     @property
@@ -149,9 +149,9 @@ class LiveFile:
 
 
 def _not_tight(stats: str | None, total: int) -> str:
-    """Return statistics marked as not tight, since their bounds may include deleted values. Numbers keep their
-    spelling. Statistics of another writer that can't be parsed lose their bounds, rather than hold up a decided
-    batch."""
+    """Return a file's statistics, marked as not tight, because a bound may be a deleted value. Numbers keep their
+    spelling. If another writer's statistics can't be parsed, the bounds are dropped, so that they can't hold up a
+    decided batch."""
     try:
         found = json.loads(stats or "{}", strict=False, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
         return orjson.dumps({"numRecords": total, **found, "tightBounds": False}).decode()
@@ -160,7 +160,7 @@ def _not_tight(stats: str | None, total: int) -> str:
 
 
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a file's primary key in a version, as Delta's protocol defines it."""
+    """Return the key that identifies a file within a version, as defined by Delta's protocol."""
     vector = action.get("deletionVector") or {}
     parts = (vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))
     # Writers encode paths differently: delta-rs removes %C3%BC where Spark has added ü.
@@ -222,8 +222,8 @@ class Keys:
         self._ascending = _ascending(self._keys.column(0))
 
     def _parts(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Yield the key's columns of a file in chunks; nothing if the file lacks one because it is older than the
-        column."""
+        """Yield the key's columns of a file in chunks. A file that is older than one of these columns yields
+        nothing."""
         names = self._columns.names
         try:
             with self._storage.meaning(), self._storage.open(path) as source:
@@ -236,8 +236,8 @@ class Keys:
             raise ValueError(f"file {path} is gone") from None
 
     def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> list[tuple[LiveFile, BitMap64, int]]:
-        """Return the files that have rows with these keys, each with the positions of the rows and its total number of
-        rows.
+        """Find the rows with these keys. Return each file that contains such rows, with their positions and the file's
+        total number of rows.
 
         Raises:
             ValueError: a file can't be read. Errors of the store pass through.
@@ -257,7 +257,7 @@ class Keys:
         return [(files[number], rows, totals[number]) for number, rows in found.items()]
 
     def _is_outside(self, stats: str | None) -> bool:
-        """Return whether a file's statistics show that it has none of the keys."""
+        """Return whether a file's statistics show that the file contains none of the keys."""
         if self._ascending is None or not stats:
             return False
         try:
@@ -277,8 +277,8 @@ def _ascending(column: pa.ChunkedArray) -> pa.Array | None:
 
 
 def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: int) -> Iterator[dict[str, Any]]:
-    """Yield the actions that delete the rows of ``keys`` from the files of a version. Writes a file of deletion
-    vectors.
+    """Write a file of deletion vectors for the rows with these keys, and yield the actions that delete the rows from
+    the files of a version.
 
     Raises:
         ValueError: a file or a deletion vector of the table can't be read.

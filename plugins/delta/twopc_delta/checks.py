@@ -1,4 +1,4 @@
-"""The checks of ``twopc doctor`` for a table."""
+"""The health checks that ``twopc doctor`` runs on a table."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _retention(view: TableView) -> CheckResult:
 
 
 def _newest(newest: int, storage: Storage) -> dict[int, Entry]:
-    """Return the entries of the newest few versions, newest first. Skips missing and damaged entries: the table can be
-    read, so a checkpoint covers them."""
+    """Return the entries of the newest few versions, newest first. Missing and damaged entries are skipped. The table
+    can be read, so a checkpoint covers them."""
     found = dict[int, Entry]()
     versions = range(newest, max(-1, newest - _ENTRIES_LOOKED_AT), -1)
     for version, data in zip(versions, storage.at_once(LogFiles(storage).entry, versions), strict=True):

@@ -1,4 +1,4 @@
-"""How records fit into a table: which columns and types it accepts, and how values are converted without loss."""
+"""Fits records into a table: checks which columns and types the table accepts, and converts values without loss."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Fit:
 
     @property
     def nullable(self) -> pa.Schema:
-        """The schema of converted records, without NOT NULL: the sink checks that itself and reports the record."""
+        """The schema of converted records, with every column nullable. The sink checks NOT NULL itself, so that it can
+        report the record."""
         return pa.schema([_nullable(field) for field in self.schema])
 
 
@@ -83,7 +84,7 @@ def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
     """Return the columns to add to a table for ``new``. All of them are nullable.
 
     Raises:
-        SchemaMismatch: names the column that can't be added.
+        SchemaMismatch: a column can't be added. The error names the column.
     """
     added = []
     for field in new:
@@ -111,7 +112,7 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
     """Return how records of ``schema`` map to the table. Names are case-insensitive, as in Spark.
 
     Raises:
-        SchemaMismatch: names the column.
+        SchemaMismatch: a column does not fit into the table. The error names the column.
     """
     check_names(schema.names, view.schema.names, table, str.lower, ", or add it by setting 'merge_schema' to true")
     by_name = {field.name.lower(): field for field in view.schema}
@@ -190,7 +191,7 @@ def _is_other_binary(type: pa.DataType) -> bool:
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    """Return the field with every part nullable: the sink checks NOT NULL itself and reports the record."""
+    """Return the field with every part nullable. The sink checks NOT NULL itself, so that it can report the record."""
     return pa.field(field.name, _nullable_type(field.type))
 
 

@@ -1,15 +1,15 @@
 """Commits a batch as one entry of a table's log: look, commit, look again.
 
-The entry has the batch's files, and the batch's number under the sink's mark (Delta's application transaction). It can
-only become the version after the one that was looked at: if another writer was faster, nothing is written, and the next
-attempt looks again. So the mark, the table's id and its columns are always compared with exactly the version that the
-entry follows, even with other writers. Whatever response an attempt gets, only the table shows whether it has the
-batch.
+The entry adds the batch's files, and sets the sink's mark (a Delta application transaction) to the batch's number. The
+entry can only become the version directly after the one that was read. If another writer was faster, nothing is
+written, and the next attempt looks again. So the mark, the table's id and its columns are always checked in exactly the
+version that the entry follows, even with other writers. No response to an attempt is trusted: only the table shows
+whether it has the batch.
 
 delta-rs loads a table with all of its active files, which takes longer as the table grows. So the result of a look is
 cached if the newest entry adds files, and the next look reads only later entries. If the cached entry is still in the
-log, the table is still the same: no other table has an entry with these files, and an older copy lacks it. If an entry
-changes the table's metadata or protocol, delta-rs loads the table again.
+log, the table was not replaced: no other table has an entry with these files, and an older copy of the table lacks the
+entry. If an entry changes the table's metadata or protocol, delta-rs loads the table again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ATTEMPTS = 20
 """How many races for a version of the log a commit may lose before it raises Retriable."""
 
 CHECKPOINT_INTERVAL = 10
-"""Entries between two checkpoints if the table does not set it: the default of Spark's Delta writer."""
+"""The number of entries between two checkpoints if the table does not set one, as in Spark's Delta writer."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Sealed:
         table: the table's id.
         follows: the newest batch of this sink that was in the table; -1 if there was none.
         version: the version of the table's log.
-        entry: the digest of this version's entry, which no other table has; None if only a checkpoint covers it.
+        entry: the digest of this version's entry, which no other table has; None if only a checkpoint covers the
+            version.
     """
 
     table: str
@@ -77,7 +78,7 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A table as seen by a look.
+    """The state of a table, as returned by ``TableLog.look``.
 
     Attributes:
         view: the table at exactly this version.
@@ -85,7 +86,7 @@ class Snapshot:
         entry: the newest entry of the table's log; None if only a checkpoint covers it.
         adds_files: whether that entry adds files. If so, no other table has the same entry, since file names are
             unique.
-        before: the version and entry of the previous look, if this look began from them. They are then still in the
+        before: the version and the entry of the cached look from which this look continued. The entry is still in the
             log. None if delta-rs loaded the table.
     """
 
@@ -109,8 +110,8 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
     """Load the newest version of a table, without using a cache.
 
     Raises:
-        ConfigurationError: there is no table, or the store refuses. After a decision, OutcomeUnknown or
-            OperatorRequired instead.
+        ConfigurationError: there is no table, or the store refuses access. Once the batch is decided, OutcomeUnknown or
+            OperatorRequired is raised instead.
         Retriable: the store did not respond.
     """
     is_again = False
@@ -127,8 +128,9 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
 
 
 def _damage(storage: Storage, what: str, is_decided: bool) -> TwoPhaseCommitError | None:
-    """Return the error for a log with a damaged entry, a gap or a damaged checkpoint; None if there is none. delta-rs
-    does not name the file. Skips entries that a checkpoint covers, since no reader needs them."""
+    """Find the damaged file that delta-rs does not name. Return the error for a damaged entry, a gap in the log or a
+    damaged checkpoint; None if the log is intact. Entries that a checkpoint covers are skipped, because no reader needs
+    them."""
     files = LogFiles(storage)
     try:
         damaged, is_complete = files.damaged_checkpoint()
@@ -171,7 +173,7 @@ class TableLog:
         self._kept: deque[Snapshot] = deque(maxlen=1)  # pop() gives one thread exclusive use
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
-        """Return the newest version of the table, with the sink's mark. Raises like ``load``."""
+        """Return the newest version of the table, with the sink's mark. Raises the errors of ``load``."""
         with outcomes.looking(self._storage, what, is_decided):
             if (kept := self._caught_up(what, is_decided)) is not None:
                 return kept
@@ -181,11 +183,11 @@ class TableLog:
             return found
 
     def _caught_up(self, what: str, is_decided: bool) -> Snapshot | None:
-        """Return the newest version by reading only the entries after the cached one; None if nothing is cached, or
-        only delta-rs can read the table.
+        """Return the newest version by reading only the entries after the cached one; None if nothing is cached, or if
+        delta-rs must load the table again.
 
         Upholds: a look never returns entries that are no longer in the log. The table may be restored from a copy at
-        any moment, so the cached entry is compared after reading the newer ones.
+        any moment, so the cached entry is compared with the log only after the newer entries were read.
         """
         try:
             found = kept = self._kept.pop()
@@ -231,8 +233,8 @@ class TableLog:
         """Return the transactions with the table's id and mark added, if the batch could be committed now.
 
         Raises:
-            LogMismatch: the table already has the batch, or has lost a batch of which there is a receipt.
-            RoundAborted: it could not be committed.
+            LogMismatch: the table already has the batch, or has lost the batch of its receipt.
+            RoundAborted: the batch could not be committed.
         """
         what = f"batch {batch_id} of {self._name}"
         snapshot = self.look(what)
@@ -260,11 +262,11 @@ class TableLog:
         to it.
 
         Upholds: no batch follows a lost one, for example after the table's folder was restored while the query was
-        stopped. A table without a receipt passes: it may not be the table of the log's batches, since the commit log
-        knows only the sink's name, or an operator may have resolved the loss.
+        stopped. A table without a receipt passes. The log's batches may have gone to another table, because the commit
+        log identifies the sink only by name; or an operator may have resolved the loss.
 
         Raises:
-            LogMismatch: the table does not have ``last``. Otherwise raises like ``load``.
+            LogMismatch: the table has lost batch ``last``. Errors of ``load`` pass through.
         """
         what = f"a look at {self._name}"
         snapshot = self.look(what)
@@ -294,8 +296,8 @@ class TableLog:
             raise outcomes.batch_gone(what, receipt, snapshot.mark, place)
 
     def _is_unchanged(self, snapshot: Snapshot, version: int, entry: str) -> bool:
-        """Return whether an entry has this digest. An entry that was cleaned up counts as unchanged, since a checkpoint
-        covers it."""
+        """Return whether an entry has this digest. An entry that was cleaned up counts as unchanged, because a
+        checkpoint covers the entry."""
         before, data = snapshot.before or (-1, None)
         if version != before:
             data = self._files.entry(version)
@@ -346,12 +348,12 @@ class TableLog:
         raise Retriable(f"{what} is decided and not committed yet: other writers were faster, {ATTEMPTS} times")
 
     def _has(self, snapshot: Snapshot, batch_id: int, sealed: Sealed, what: str) -> bool:
-        """Return whether the table has the batch. Without a mark, which the table may have forgotten, the entries since
-        the seal decide.
+        """Return whether the table has the batch. If the table has no mark, it may have forgotten the mark. Then the
+        entries since the seal are searched for the batch.
 
         Raises:
-            OutcomeUnknown: the table has no mark, and one of these entries is gone; or it has the batch's mark, but may
-                not be the table for which the batch was sealed.
+            OutcomeUnknown: the table has no mark, and one of these entries is gone; or the table has the batch's mark,
+                but may not be the one for which the batch was sealed.
         """
         if snapshot.view.id != sealed.table:
             if snapshot.has(batch_id):
@@ -370,8 +372,9 @@ class TableLog:
         return False
 
     def _require_entry_of(self, sealed: Sealed, found: str, what: str) -> None:
-        """Raise OutcomeUnknown if the log has another entry than the batch's. Upholds: a batch counts as committed only
-        in the log for which it was sealed. CREATE OR REPLACE keeps the log but changes the table's id."""
+        """Raise OutcomeUnknown unless the log still contains the entry that was the newest one when the batch was
+        sealed. Upholds: a batch counts as committed only in the log for which it was sealed. The table's id does not
+        identify the log, because CREATE OR REPLACE keeps the log but changes the id."""
         with self._asking():
             data = self._files.entry(sealed.version)
         if data is None or sealed.entry is None:
@@ -388,8 +391,9 @@ class TableLog:
         return outcomes.looking(self._storage, f"the log of {self._name}", is_decided=True)
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
-        """Check that the table is the sealed one and lost no batch. Upholds: a batch goes only into the table for which
-        it was decided, and only once. Without interference, a mark only grows."""
+        """Check that the table is the one for which the batch was sealed, and that it has lost no batch since. Upholds:
+        a batch goes only into the table for which it was decided, and only once. Without interference, a mark only
+        grows."""
         if sealed.table != snapshot.view.id:
             raise outcomes.another_table(what, sealed.table, snapshot.view.id)
         if snapshot.newest < sealed.follows:
@@ -398,10 +402,11 @@ class TableLog:
             raise outcomes.mark_fell_back(what, sealed.follows, snapshot.mark)
 
     def _put(self, snapshot: Snapshot, batch_id: int, notes: Mapping[str, Note]) -> None:
-        """Put an entry directly after the version of ``snapshot``, or nothing. Raises like ``LogFiles.put``.
+        """Put the batch's entry directly after the version of ``snapshot``, or put nothing. Raises the errors of
+        ``LogFiles.put``.
 
-        Upholds: a table that replaces this one meanwhile gets no entry that follows a gap, which would make it
-        unreadable.
+        Upholds: if another table takes the place of this one meanwhile, its log keeps no entry that follows a gap. Such
+        an entry would make the table unreadable.
         """
         files, version = [file for note in notes.values() for file in note.files], snapshot.view.version
         key = next((note.key for note in notes.values() if note.key), ())
@@ -412,7 +417,7 @@ class TableLog:
             self._files.withdraw(version + 1, entry)
 
     def _changes(self, view: TableView, key: Sequence[str], notes: Mapping[str, Note]) -> list[dict[str, Any]]:
-        """Return the actions that delete the rows of the batch's keys from the files of exactly this version.
+        """Return the actions that delete the rows with the batch's keys from the files of exactly this version.
 
         Raises:
             FileExistsError: the log has a newer version, whose writer may have removed searched files.
@@ -452,7 +457,7 @@ class TableLog:
         self._maintain(snapshot.view)
 
     def _receipt(self, snapshot: Snapshot, sealed: Sealed, batch_id: int) -> Receipt | None:
-        """Return a receipt of the batch's entry in the log; None if the entry was cleaned up."""
+        """Return a receipt for the batch's entry in the log; None if the entry was cleaned up."""
         newest = snapshot.view.version
         # The newest entry, then from the oldest: after a crash, other writers may have added thousands after the
         # batch's.

@@ -30,7 +30,7 @@ def entry_of(
         mark: the name of the sink's mark.
         batch_id: the batch's id.
         key: the columns by which records replace others; empty for an append.
-        changes: the actions that delete the rows of the batch's keys.
+        changes: the actions that delete the rows with the batch's keys.
     """
     # twopc does not use the time. But should the table ever expire marks, Spark expires those without a time at once.
     now_ms = int(time.time() * 1000)
@@ -50,8 +50,8 @@ def entry_of(
 
 
 _SAFE_IN_PATHS = "/=+:,@!~&'$();"
-"""Characters that delta-rs does not encode in the paths of files that it removes. Paths are compared as encoded, so a
-file that was added with another encoding would stay in the table."""
+"""Characters that delta-rs does not encode in the paths of files that it removes. Encoded paths are compared, so a file
+that was added with another encoding would stay in the table."""
 
 
 def _added(file: AddedFile) -> dict[str, object]:
@@ -73,7 +73,7 @@ class Entry:
         changes_table: whether it changes the table's schema, properties or features.
         adds_files: whether it adds files. If so, no other table has the same entry, since file names are unique.
         changes_rows: whether it removes or replaces rows.
-        marks: application → version.
+        marks: application id → version, from the ``txn`` actions.
         operation: the operation named by its writer; empty if it named none.
         engine: the name of its writer; empty if it gave none.
     """

@@ -27,8 +27,8 @@ _SIDECARS = "_sidecars"
 _ENTRY = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.")
 _NO_VERSION = ":"
-"""Sorts after all names that begin with a digit. Names after it belong to folders that readers of the log don't
-list."""
+"""A name that sorts after all names that begin with a digit. Later names belong to folders, which readers of the log do
+not list."""
 
 _PART = re.compile(r"([0-9]{20})\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
 """A part of a checkpoint: the version, and the number of parts."""
@@ -58,8 +58,8 @@ class LogFiles:
         """Create an entry durably and atomically.
 
         Raises:
-            FileExistsError: the log has an entry of this version. It may be this very entry, if the client has repeated
-                a request.
+            FileExistsError: the log already has an entry of this version. It may be the entry with ``data``, if the
+                client has repeated a request.
             OSError: the outcome is unknown.
         """
         with self._storage.meaning():
@@ -69,8 +69,8 @@ class LogFiles:
                 self._at_store.put_if_absent(_entry_name(version), data)
 
     def try_put(self) -> None:
-        """Check that entries can be put, with a hidden name that readers of the log ignore. Remove files that killed
-        writers have left. Raises like ``LocalFolder.try_put_if_absent``."""
+        """Check that entries can be created by put-if-absent, with a hidden name that readers of the log ignore. Remove
+        files that killed writers have left. Raises the errors of ``LocalFolder.try_put_if_absent``."""
         with self._storage.meaning():
             folder = self._on_disk if self._storage.is_local else self._at_store
             folder.names()
@@ -82,7 +82,7 @@ class LogFiles:
         """Check that the store lists names in order, starting after a given one.
 
         Raises:
-            Unusable: it does not, so the sink would miss newer entries.
+            Unusable: the store lists names in another way, so the sink would miss newer entries.
         """
         tag = uuid.uuid4().hex
         probes = [f".{tag}.{number}.probe" for number in range(6)]
@@ -99,7 +99,7 @@ class LogFiles:
 
     def _put_on_disk(self, version: int, data: bytes) -> None:
         """Write an entry under a temporary name, and move it into place. The temporary file is in the same folder,
-        since any other folder may be on another mount."""
+        because another folder may be on another mount."""
         aside = self._folder / f".{uuid.uuid4().hex}.aside"
         try:
             with aside.open("xb") as file:
@@ -112,8 +112,8 @@ class LogFiles:
         self._on_disk.sync(_LOG)
 
     def withdraw(self, version: int, data: bytes) -> None:
-        """Remove the entry ``data`` of ``version`` if it has no predecessor and no checkpoint covers the entries before
-        it. Another entry of that version stays."""
+        """Remove the entry ``data`` of ``version`` if it follows a gap: its predecessor is missing, and no checkpoint
+        covers the missing entry. An entry of that version with other content is kept."""
         names = self._names()
         if _entry_name(version - 1) in names or max(map(_of_checkpoint, names), default=-1) >= version - 1:
             return
@@ -121,8 +121,8 @@ class LogFiles:
             self._storage.remove(f"{_LOG}/{_entry_name(version)}")
 
     def newest_after(self, version: int) -> int | None:
-        """Return the newest version of the log if it has every entry after ``version``. None if one is missing, for
-        example behind a checkpoint, or if one listing does not return all."""
+        """Return the newest version of the log. None if an entry after ``version`` is missing, for example behind a
+        checkpoint, or if one listing does not return all of these entries."""
         names = self._names_after(_entry_name(version))
         if names is None:
             return None
@@ -182,7 +182,7 @@ class LogFiles:
         return _after_checkpoint(self._names())
 
     def added_by_checkpoint(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield the ``add`` action of each file of the table in a checkpoint.
+        """Yield the ``add`` action of each data file that a checkpoint lists.
 
         Raises:
             ValueError: a file of the checkpoint is missing or can't be read.
@@ -210,7 +210,7 @@ class LogFiles:
 
     def damaged_checkpoint(self) -> tuple[dict[str, str], bool]:
         """Return the unreadable files of the newest checkpoint, each with the reason, and whether the log is complete
-        without them. ``_last_checkpoint`` is among them if it names a version without a readable checkpoint."""
+        without them. ``_last_checkpoint`` counts as unreadable if it names a version without a readable checkpoint."""
         names = self._names()
         _, newest = _after_checkpoint(names)
         files = [name for name in names if _of_checkpoint(name) == newest >= 0]
@@ -244,9 +244,9 @@ class LogFiles:
         return None
 
     def sync(self, newest: int, oldest: int) -> None:
-        """Make the entries from ``newest`` down to ``oldest`` survive a power cut, since other writers do not sync
-        theirs. After a sync of the folder has failed, all further ones on this object fail: the kernel reports names
-        that did not reach the disk only once."""
+        """Make the entries from ``newest`` down to ``oldest`` survive a power cut, because other writers do not sync
+        their entries. If a sync of the folder fails, all later syncs through this object fail, too: the kernel reports
+        only once that a name did not reach the disk."""
         if not self._storage.is_local:
             return
         for version in range(newest, oldest - 1, -1):

@@ -1,8 +1,8 @@
 """Recovery notes: a small file per open transaction, beside the data, that names the transaction's files.
 
 A task writes the note before each new file. When it pre-commits, it writes the note one last time, with everything that
-the commit needs. The committable has the note's digest. The note is removed once the batch is in the table's log, or
-together with the transaction's files when the transaction is rolled back. A transaction without a note has ended.
+the commit needs. The committable contains the note's digest. The note is removed once the batch is in the table's log,
+or together with the transaction's files when the transaction is rolled back. A transaction without a note has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AddedFile:
 
     Attributes:
         path: relative to the table's folder.
-        size_bytes: its size.
+        size_bytes: the file's size.
         partition_values: column → value, encoded as in the log.
         modified_ms: when it was finished, in milliseconds since 1970.
         stats: its statistics, as JSON.
@@ -82,12 +82,12 @@ class Note:
 
 
 def digest(data: bytes) -> str:
-    """Return a digest by which notes, or entries of a log, are compared."""
+    """Return a digest for comparing notes or log entries."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def replace_durably(folder: LocalFolder | ObjectFolder, name: str, data: bytes) -> None:
-    """Create or replace a file in the folder of notes; create the folder if missing."""
+    """Create or replace a file in the folder of notes. Create the folder if it is missing."""
     try:
         _replace(folder, name, data)
     except FileNotFoundError:  # a starting query has created the folder for a trial, and removed it again
@@ -131,7 +131,7 @@ class Notes:
         self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
 
     def transaction_ids(self) -> list[str]:
-        """Return the ids of all transactions that have a note, of any query."""
+        """Return the ids of all transactions that have a note, including those of other queries."""
         with self._storage.meaning():
             return [name.removesuffix(_ENDING) for name in self._names() if name.endswith(_ENDING)]
 

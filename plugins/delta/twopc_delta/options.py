@@ -49,12 +49,12 @@ _REFUSED = {
     "txnAppId": "the sink has a mark of its own in the table for each query and sink",
     "txnVersion": "the sink has a mark of its own in the table for each query and sink",
 }
-"""Options of Spark's Delta writer that this sink does not support → why."""
+"""An option of Spark's Delta writer → why this sink does not support it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaOptions:
-    """The options, checked.
+    """The checked options.
 
     Attributes:
         storage: the table's folder, and how to access it. Its repr shows no credentials.
@@ -70,10 +70,10 @@ class DeltaOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> DeltaOptions:
-        """Parse the options of one sink; any value may be text.
+        """Parse the options of one sink. Any value may be given as text.
 
         Raises:
-            ConfigurationError: an option is unknown, missing or wrong. No value is repeated.
+            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
         """
         for name, reason in _REFUSED.items():
             if name in options:

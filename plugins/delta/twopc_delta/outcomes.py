@@ -1,4 +1,5 @@
-"""What delta-rs's errors mean, and what a table's state means for a decided batch. No I/O."""
+"""Classifies delta-rs's errors, and builds the error for each state of a table that a batch can't be committed to. No
+I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ _UNREADABLE = re.compile(
     r"invalid protocol action|schema error|json error|not supported|unsupported|unknown .*feature",
     re.IGNORECASE,
 )
-"""delta-rs will never be able to read the table. It reports some of these errors as failures of the store."""
+"""Error texts for a table that delta-rs will never be able to read. It reports some of these errors as failures of the
+store."""
 
 _NO_ANSWER = re.compile(
     r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
@@ -54,8 +56,8 @@ _NO_ANSWER = re.compile(
 upload. The next attempt begins a new upload."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
-"""The same in errors that delta-rs does not report as the store's. This pattern is narrower, since such errors may also
-be about the content."""
+"""Texts for a missing response, in errors that delta-rs does not report as the store's. This pattern is narrower than
+``_NO_ANSWER``, because such an error may also be about the log's content."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -65,13 +67,13 @@ _PLACE = re.compile(r"\S*/\S*")
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a request.
+    """A failed request.
 
     Attributes:
         error: the error as raised.
         text: its text on one line, without secrets.
-        words: the text by which the error is classified, without URLs and paths. Only S3's code remains of a server's
-            response.
+        words: the text by which the error is classified, without URLs and paths. A server's response is reduced to S3's
+            code.
     """
 
     error: Exception
@@ -89,7 +91,7 @@ class Failure:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the store did not respond, and may do so next time. Unknown errors are not temporary."""
+        """Whether the store did not respond, but may respond to the next request. Unknown errors are not temporary."""
         if self.is_refusal or isinstance(self.error, TableNotFoundError):
             return False
         if not isinstance(self.error, OSError):
@@ -110,7 +112,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, storage: Storage) -> Failure:
-        """Return the failure for an error of a request for the table in ``storage``."""
+        """Return the failure for an error that a request for the table in ``storage`` has raised."""
         told = " ".join(_COLORS.sub("", str(error)).split()) or type(error).__name__
         codes = _BODY.sub(lambda body: " ".join(_CODE.findall(body[0])), told.replace(storage.path, "/"))
         return cls(error, storage.without_secrets(told), _PLACE.sub(" ", codes))
@@ -139,8 +141,8 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
 
 
 def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextManager[None]:
-    """Return a context for requests for a table, which raises what ``look_failed`` returns. Hides the original error,
-    which may show credentials."""
+    """Return a context manager for requests for a table. It raises the error of ``look_failed`` instead of the original
+    error, which may show credentials."""
     return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
@@ -154,7 +156,8 @@ def put_refused(failure: Failure, what: str, advice: str = "") -> ConfigurationE
 
 
 def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed commit of ``what``, after a look has shown that the table does not have it."""
+    """Return the error for a failed commit of the batch ``what``, after a look has shown that the batch is not in the
+    table."""
     text = failure.text
     if failure.is_temporary:
         return Retriable(f"{what} is decided and not committed yet: {text}")
@@ -201,7 +204,8 @@ def damaged_checkpoint(
 
 
 def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch that was committed to a table that had just replaced its own."""
+    """Return the error for a decided batch that was committed to another table, which had just replaced the batch's
+    own."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
         " mark: while the batch was committed, another table of the same version took the place of its own. So one"
@@ -212,8 +216,8 @@ def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
 
 
 def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch whose table has another id now, and lacks the entry that would identify
-    it."""
+    """Return the error for a decided batch if the table has another id now, and its log lacks the entry that would show
+    whether it is still the same table."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
         " mark, and its log does not show whether it is the same one. Either the batch was committed, and CREATE OR"
@@ -224,7 +228,7 @@ def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnk
 
 
 def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch whose table was replaced by another one at the same location."""
+    """Return the error for a decided batch whose table was replaced by another table at the same location."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}, and the table there now has the id {found}: it was"
         " dropped and made again. Nothing was written to it. If the batch is to be in the new table, write its records"
@@ -243,8 +247,7 @@ def mark_fell_back(what: str, sealed: int, found: int | None) -> OutcomeUnknown:
 
 
 def entry_gone(what: str, version: int) -> OutcomeUnknown:
-    """Return the error for a decided batch if the table has no mark of the sink, and the batch's entry may be gone,
-    too."""
+    """Return the error for a decided batch if the table has lost the sink's mark and perhaps also the batch's entry."""
     return OutcomeUnknown(
         f"{what} is decided. The table has no mark of this sink, and version {version} of its log, which came after the"
         " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"

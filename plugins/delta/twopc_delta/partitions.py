@@ -14,7 +14,8 @@ from twopc.errors import RecordRefused
 from twopc.open_files import DEFAULT_PARTITION, partition_folder, partition_text, split_by
 
 IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
-"""Types of partition columns whose values have a single text form in the log that all readers parse alike."""
+"""Types of partition columns whose values are written to the log in a single text form, which all readers parse
+alike."""
 
 _READ_AS_NULL = ("", DEFAULT_PARTITION)
 """Strings that readers treat as null in a partition column. The second is read as null by polars, and by Spark when it

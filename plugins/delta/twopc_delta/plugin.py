@@ -8,5 +8,5 @@ from twopc_delta.sink import DeltaSink
 
 @hookimpl
 def twopc_sink() -> type[DeltaSink]:
-    """The sink of ``twopc.create_sink("delta", ...)``."""
+    """Return the sink class for ``twopc.create_sink("delta", ...)``."""
     return DeltaSink

@@ -1,8 +1,8 @@
-"""The notes and files that a batch's transactions have prepared.
+"""The notes and files of a batch's prepared transactions.
 
-Votes carry the notes to the driver, which keeps them until the commit. For the commit it checks with one listing that
-all notes still exist, and reads none. After a crash, the next driver reads them. The decision has only their digests:
-notes contain column values and may be long.
+Votes carry the notes to the driver, which keeps them until the commit. Before the commit, the driver checks with one
+listing that all notes still exist, but reads none of them. After a crash, the next driver reads the notes. The decision
+contains only their digests, because notes contain column values and may be long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _NOTE = "note"
 """The key of the note in a vote's handle."""
 
 _LONGEST_IN_VOTE = 64 * 1024
-"""The driver reads longer notes from the store, so that votes stay small."""
+"""The maximum length of a note in a vote, in bytes, which keeps votes small. The driver reads longer notes from the
+store."""
 
 
 def vote_of(transaction_id: str, data: bytes, files: int, records: int) -> Committable:
@@ -53,7 +54,7 @@ class Prepared:
                 self._remember(vote, brought.encode())
 
     def _remember(self, committable: Committable, data: bytes) -> bool:
-        """Keep a note if it is unchanged since its transaction wrote it. Return whether it is."""
+        """Return whether a note is unchanged since its transaction wrote it, and keep the note if so."""
         is_same = digest(data) == committable.handle.get("digest")
         if is_same:
             self._kept[_key(committable)] = Note.from_bytes(data)
@@ -77,7 +78,7 @@ class Prepared:
         return gone or {each.transaction_id: kept[_key(each)] for each in committables}
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
-        """Return the files that are missing or have another size than when they were written."""
+        """Return the files that are missing, or whose size has changed since they were written."""
         files = [file for note in notes.values() for file in (*note.files, *note.deletes)]
         with self._asking("files of"):
             sizes = self._storage.sizes_bytes([file.path for file in files])
@@ -87,7 +88,8 @@ class Prepared:
         return outcomes.looking(self._storage, f"the {what} {self._name}", is_decided=True)
 
     def settle(self, committables: Sequence[Committable]) -> None:
-        """Remove the notes of a batch that is in the table. Raises OSError if one remains; the sweep will remove it."""
+        """Remove the notes of a batch that is in the table. Raises OSError if a note could not be removed. The sweep
+        will remove the note later."""
         self._kept = {}
         self._notes.remove(*(committable.transaction_id for committable in committables))
 

@@ -1,8 +1,8 @@
 """A sink's receipt: the position of its newest committed batch in a table's log. Later processes compare it with the
 log.
 
-A committed batch can be lost if the table is restored from a copy, or if another writer renames its own entry over that
-of the batch. The mark is then an older one, and without the receipt the next batch would follow a gap.
+A committed batch can be lost if the table is restored from a copy, or if another writer renames its own entry over the
+batch's entry. The table then shows an older mark, and without the receipt the next batch would follow a gap.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Receipts:
         return self._storage.notes()  # created lazily, where its errors are handled: a client may fetch credentials
 
     def newest(self) -> Receipt | None:
-        """Return the receipt; None if no batch was committed, or an operator has removed it. Read once per process.
+        """Return the receipt; None if no batch was committed, or if an operator has removed the receipt. The receipt is
+        read once per process.
 
         Raises:
             ValueError: the receipt is damaged.

@@ -1,8 +1,8 @@
-"""The Delta sink: tasks write Parquet files outside of any version of the table, and one log entry adds a batch's
-files.
+"""The Delta sink: tasks write Parquet files that belong to no version of the table yet, and one log entry adds all
+files of a batch.
 
-``writer.py`` writes the files, ``notes.py`` keeps what recovery needs, and ``commit.py`` puts the entry. This module
-orders the steps.
+``writer.py`` writes the files, ``notes.py`` records the files for recovery, and ``commit.py`` puts the entry. This
+module calls them in order.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class DeltaTransaction(Transaction):
     """The files of one task attempt.
 
     Attributes:
-        files: the sorted names of columns → the files of records with these columns, whose order may differ between
-            writes.
-        deletes: the files with the keys of its deletes; None without deletes.
-        checked: the schema of records that was last found to fit.
+        files: the sorted column names → the files of the records with these columns. The order of the columns may
+            differ between writes.
+        deletes: the files with the keys of rows to delete; None if there are none.
+        checked: the schema of the last records that were checked against the table.
     """
 
     deletes: TaskFiles | None = None
@@ -127,8 +127,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
-        """Return the current table. The sink's mark in it is not read: its name is unknown until the coordinator binds
-        the sink, which happens after ``validate``."""
+        """Return the current table, without the sink's mark. The name of the mark is unknown until the coordinator
+        binds the sink, which happens after ``validate``."""
         return self._supported(TableView.of(load(self._storage, f"a look at {self._name}")))
 
     def _supported(self, view: TableView) -> TableView:
@@ -160,7 +160,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         """Check that records fit into the table. With ``merge_schema``, add missing columns to it.
 
         Raises:
-            SchemaMismatch: names a column that does not fit.
+            SchemaMismatch: a column does not fit. The error names the column.
         """
         view = self._looked_at()
         if self._options.merge_schema and (new := missing(schema, view)):
@@ -174,7 +174,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         self._view = view
 
     def _require_whole(self, schema: pa.Schema, view: TableView) -> None:
-        """With a key, refuse records that lack a column, since each replaces a whole row."""
+        """With a key, raise SchemaMismatch for records that lack a column, because each record replaces a whole row."""
         known = {name.lower() for name in schema.names}
         lacking = [name for name in view.schema.names if name.lower() not in known]
         if self.key and lacking:
@@ -305,8 +305,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     def abort(self, committable: Committable) -> None:
         """Remove the files that an undecided transaction's note lists, and the note.
 
-        The note of a pre-committed transaction lists none, so only the note is removed. A commit may have added its
-        files, even if the table does not show the mark. Otherwise VACUUM removes them.
+        The note of a pre-committed transaction lists no such files, so only the note is removed. A commit may have
+        added the transaction's files to the table, even if the table does not show the mark. Otherwise VACUUM removes
+        the files.
         """
         name, notes = self.transactional_ids.exact(committable.transaction_id), Notes(self._storage)
         what = f"transaction {name} of {self._name} is to be rolled back"

@@ -1,4 +1,5 @@
-"""The statistics of a file for Delta's log. Readers skip files by them, so bounds must never be too narrow."""
+"""The statistics of a file for Delta's log. Readers use the bounds to skip files, so the bounds must never be too
+narrow."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # ``_moments`` adds the zone
 
 
 def indexed(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
-    """Return the columns that get statistics, by the table's properties."""
+    """Return the columns that get statistics, according to the table's properties."""
     if named := configuration.get("delta.dataSkippingStatsColumns"):
         return frozenset(name.strip().strip("`") for name in named.split(","))
     try:
@@ -54,8 +55,8 @@ class FloatBounds:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The least and the greatest value. None if the column has NaN or no value, or if a bound is infinite, which
-        JSON can't express."""
+        """The least and the greatest value. None if the column contains NaN or no value, or if a bound is infinite,
+        which JSON can't express."""
         is_bounded = not self.is_unbounded and math.isfinite(self.least) and math.isfinite(self.most)
         # DuckDB distinguishes -0.0 from 0.0 when it skips files. So a lower bound of zero is -0.0, and an upper one is
         # 0.0.
@@ -140,8 +141,8 @@ def _day(days: int) -> str:
 
 
 def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
-    """Return timestamps in milliseconds, Delta's precision. Rounds outward, since not every reader allows for
-    truncation."""
+    """Return the bounds of a timestamp column in milliseconds, the precision of Delta's statistics. The bounds are
+    rounded outward, because not every reader allows for truncation."""
     ending = "Z" if is_instant else ""
     first, last = least_us // 1000, -(-most_us // 1000)
     return tuple(  # type: ignore[return-value]  # of two
@@ -150,7 +151,7 @@ def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
 
 
 def _text_above(text: str) -> str:
-    """Return a short string, where possible, that is not less than ``text``."""
+    """Return an upper bound for ``text``, shortened where possible."""
     # Cut after the limit at a character that can be replaced by a greater one. Without one, the text is its own bound.
     end = next((at for at in range(_LONGEST_TEXT, len(text)) if text[at] != _LAST_CHARACTER), None)
     return text if end is None else text[:end] + _LAST_CHARACTER

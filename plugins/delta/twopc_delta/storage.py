@@ -23,8 +23,8 @@ from twopc.threads import call_at_once
 from twopc_delta.stores import STORES, Store
 
 NOTES = "_twopc"
-"""The folder of notes, inside the table's folder. Delta's readers go by the log alone; VACUUM skips folders whose names
-start with an underscore."""
+"""The folder of notes, inside the table's folder. Delta's readers find files only through the log, and VACUUM skips
+folders whose names start with an underscore."""
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 """How much of a file is buffered before a part is uploaded. s3fs's default is 50 MiB per open file."""
@@ -32,8 +32,8 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 _SHORTEST_SECRET = 4  # masking a shorter value would garble messages
 
 _READ_AS_URL = {True: re.compile("%"), False: re.compile(r"[%#?\x00-\x1f]|//|(?:^|/)\.\.?(?=/|$)")}
-"""What delta-rs interprets or drops in a path as if in a URL, on a disk (True) and in a store (False): it would read
-another folder's log than the one to which entries are written."""
+"""Parts of a path that delta-rs interprets or drops as in a URL, on a disk (True) and in a store (False). With such a
+path, delta-rs would read the log of another folder than the sink writes to."""
 
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk
@@ -44,7 +44,7 @@ _FILE = "/" + "x" * 255
 
 _KEYS_PER_DELETION = 1000  # the limit of S3's DeleteObjects
 _PATTERN = frozenset("*?[")
-"""Characters by which fsspec treats a path as a pattern when it removes several files."""
+"""Characters that make fsspec treat a path as a pattern when it removes several files."""
 
 ResultT = TypeVar("ResultT")
 WorkT = TypeVar("WorkT")
@@ -115,7 +115,7 @@ class Storage:
 
     @property
     def filesystem(self) -> Any:
-        """The file system of fsspec, without cached listings, since other processes write, too."""
+        """The file system of fsspec. It caches no listings, because other processes write to the folder, too."""
         return fsspec.filesystem("file") if self.store is None else self.store.client(self.url, self.options)
 
     @property
@@ -160,7 +160,7 @@ class Storage:
 
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
-        """Convert errors of a store's client to OSErrors, like those of a disk."""
+        """Convert errors of a store's client to OSErrors, as a disk would raise them."""
         try:
             yield
         except Exception as error:
@@ -184,7 +184,7 @@ class Storage:
             file.close()
 
     def open(self, path: str) -> Any:
-        """Open a file in the folder for reading; on a disk, directly with Arrow."""
+        """Open a file in the folder for reading. On a disk, Arrow opens the file directly."""
         whole = f"{self.path}/{path}"
         return pa.OSFile(whole) if self.is_local else self.filesystem.open(whole, "rb")
 
@@ -219,7 +219,8 @@ class Storage:
         return [listed[path] if path in listed else looked_at[path] for path in paths]
 
     def _listed(self, folder: str, paths: Sequence[str]) -> dict[str, int]:
-        """Return the sizes of several objects in one folder, as far as one listing of their common prefix has them."""
+        """Return the sizes of several objects in one folder, as far as one listing of their common prefix returns the
+        objects."""
         if len(paths) == 1:
             return {}
         prefix = os.path.commonprefix([path.rpartition("/")[2] for path in paths])  # noqa: RUF071  # not of folders

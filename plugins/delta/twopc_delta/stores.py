@@ -1,7 +1,7 @@
 """The differences between the object stores for tables: S3, Azure and Google Cloud Storage.
 
 Two clients access each table: fsspec its files, delta-rs its log. Users give fsspec's options, which this module
-translates for delta-rs. An option without a counterpart is refused, since the two clients would access different
+translates for delta-rs. An option without a counterpart is refused, because the two clients would access different
 locations.
 """
 
@@ -44,8 +44,8 @@ class Store(ABC):
         name: the store's name in messages.
         protocols: the protocols of its URLs; the first one is delta-rs's.
         package: the package of fsspec's client, installed by the extra ``extra``.
-        names: fsspec's options → delta-rs's; "" for options of fsspec alone, which do not change the objects that a
-            client accesses.
+        names: fsspec's option → delta-rs's option; "" for an option that only fsspec needs, and that does not change
+            which objects a client accesses.
         inside: the same for options nested in an option.
         secrets: delta-rs's options whose values must not appear in messages.
         client_options: further options for fsspec's client.
@@ -75,7 +75,8 @@ class Store(ABC):
         return rest
 
     def client(self, url: str, options: Mapping[str, Any]) -> Any:
-        """Return fsspec's client, without cached listings, since other processes write, too. Raises OSError."""
+        """Return fsspec's client. It caches no listings, because other processes write to the store, too. Raises
+        OSError."""
         try:
             return file_system(url, **{**options, "use_listings_cache": False, **self.client_options})[0]
         except (TypeError, ValueError) as error:
@@ -132,7 +133,7 @@ class Store(ABC):
 
     def meaning(self, error: Exception) -> OSError | None:
         """Map an error of the client to an OSError with an errno that ``twopc.stores.errors`` classifies; None to leave
-        it unchanged. An unknown error must not look like one of a disk, which may be temporary."""
+        it unchanged. An unknown error must not look like a disk's error, which may be temporary."""
         if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENODEV):
             return OSError(errno.EPROTO, error.strerror)
         return None

@@ -15,8 +15,8 @@ from pyarrow import types
 from twopc.errors import ConfigurationError
 
 CHECKPOINT_PROTECTION = "checkpointProtection"
-"""With this feature, a writer needs further checks before it removes entries of the log. The sink does not make them,
-and keeps the entries."""
+"""A feature that requires further checks before a writer removes entries of the log. The sink does not make these
+checks, so it keeps the entries."""
 
 WRITER_FEATURES = frozenset(
     {
@@ -43,8 +43,8 @@ READER_FEATURES = frozenset(
         *("variantType", "variantType-preview"),
     }
 )
-"""Table features with which every reader reads this sink's appends correctly. delta-rs also commits with some
-others."""
+"""Table features that let every reader read this sink's appends correctly. delta-rs also commits to tables with some
+other features."""
 
 _DROPPABLE = frozenset({"inCommitTimestamp", "rowTracking", "typeWidening"})
 """Unsupported features that Delta 4.4 for Spark can remove from a table. It can't remove any of the others."""
@@ -73,7 +73,7 @@ _TYPES = re.compile(
 )
 
 RETENTION_OF_MARKS = "delta.setTransactionRetentionDuration"
-"""The property by which a table forgets marks."""
+"""The table property that makes a table forget marks."""
 
 _INTERVAL = re.compile(r"(?:interval\s+)?([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
@@ -84,10 +84,10 @@ class TableView:
     """A table at one version.
 
     Attributes:
-        id: the table's id; a table that was dropped and created again has another one.
+        id: the table's id; dropping and creating the table again changes the id.
         version: the version of the log.
         schema: its columns, with Arrow's types.
-        fields: the same, as JSON objects from the log.
+        fields: the columns as JSON objects from the log.
         partition_by: the columns whose values are in the log and not in the files.
         configuration: the table's properties.
         reader_version: the lowest reader version that it requires.
@@ -194,7 +194,7 @@ class TableView:
 
 
 def seconds_of(interval: str) -> int | None:
-    """Return the seconds of a property such as ``interval 7 days``; None if its form is unknown."""
+    """Return the seconds of a property such as ``interval 7 days``; None if the form of the property is unknown."""
     found = _INTERVAL.fullmatch(interval.strip())
     return int(found[1]) * _SECONDS[found[2].lower()] if found else None
 
@@ -216,7 +216,8 @@ def _required(outer: tuple[str, ...], field: pa.Field) -> Iterable[tuple[str, ..
 
 
 def _nested(fields: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Yield all fields, including nested ones. The elements of an array or map have its name."""
+    """Yield all fields, including nested ones. The elements of an array or map are yielded under the name of its
+    field."""
     for field in fields:
         yield field
         yield from _inside(field["name"], field["type"])

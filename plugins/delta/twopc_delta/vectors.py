@@ -47,7 +47,7 @@ def read(storage: Storage, descriptor: Mapping[str, Any]) -> BitMap64:
     """Return the rows of a vector. Errors of the store pass through.
 
     Raises:
-        ValueError: it is damaged, or outside the table's folder.
+        ValueError: the vector is damaged, or its file is missing or outside the table's folder.
     """
     kind, where, size = descriptor["storageType"], descriptor["pathOrInlineDv"], int(descriptor["sizeInBytes"])
     if kind == "i":

@@ -3,8 +3,8 @@
 Entries of a new manifest inherit their snapshot id and sequence number from the snapshot that adds it. So the entries
 of several manifests fit into one file unchanged: their Avro blocks are copied, not decoded.
 
-The manifests determine the name and the bytes of the new file: every process that commits the batch writes the same
-file, however often. So the file needs no note, and the next attempt uses what a failed one has left.
+The name and the bytes of the new file depend only on the manifests, so every process that commits the batch writes the
+same file, however often. The file needs no note, and the next attempt can use the file that a failed attempt has left.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchManifest:
     """A manifest that the snapshot of a batch adds.
 
     Attributes:
-        prepared: its location, and the facts that a manifest list needs.
+        prepared: its location, and its description for a manifest list.
         content: its bytes.
         is_new: whether it joins several manifests and has yet to be written.
     """
@@ -88,7 +88,8 @@ def of_batch(
 
 
 def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
-    """Split items into parts, each of at most the target size in total."""
+    """Split items into parts whose total size is at most the target size. An item that is larger gets a part of its
+    own."""
     part, size = list[ItemT](), 0
     for each in items:
         if part and size + length(each) > target_bytes:
@@ -101,8 +102,8 @@ def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], 
 
 
 def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str], str]) -> list[BatchManifest]:
-    """Return one joined manifest, or all of them unchanged if their headers differ because the table's codec was
-    changed."""
+    """Return one joined manifest. If the headers of the manifests differ because the table's codec was changed, return
+    all manifests unchanged."""
     names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:32]
     location = locate(f"{names}-m0.avro")  # as short as the tasks' names, which the store accepted
     try:
@@ -118,8 +119,8 @@ def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str]
 
 
 def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, changed: FileChanged) -> BatchManifest:
-    """Return the manifest that an earlier commit joined from manifests that are gone now. The catalog has lost that
-    commit, or does not show it yet."""
+    """Return the joined manifest that an earlier commit has written, if the tasks' manifests are gone now. The catalog
+    has lost that commit, or does not show the commit yet."""
     try:
         with reading(location):
             found = _described(pack, location, io.read(location))

@@ -1,4 +1,4 @@
-"""The catalog and its table. Each process loads its own: a sink is sent to the tasks without them."""
+"""The catalog and its table. Neither is sent to tasks with the sink, so each process loads its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POSTGRES_LIMITS: Mapping[str, str] = {
     "keepalives_interval": "10",
     "options": "-c statement_timeout=30000 -c lock_timeout=10000",  # milliseconds
 }
-"""The same for a catalog in PostgreSQL, unless its URI sets them."""
+"""The timeouts of a catalog in PostgreSQL, unless the catalog's URI sets them."""
 
 
 _HTTP = re.compile(r"https?://[^@\s]+")
@@ -54,8 +54,9 @@ _TRANSACTION = Endpoint(http_method=HttpMethod.POST, path="/v1/{prefix}/transact
 class Lake:
     """A catalog and one of its tables.
 
-    Caches the table's metadata, which may be older than the catalog's. A commit is still safe: the catalog checks its
-    requirements against its own metadata. Errors of pyiceberg and of the catalog's client pass through.
+    Caches the table's metadata, which may be older than the catalog's. A commit is still safe, because the catalog
+    checks the commit's requirements against the current metadata. Errors of pyiceberg and of the catalog's client pass
+    through.
     """
 
     def __init__(self, options: IcebergOptions) -> None:
@@ -65,7 +66,7 @@ class Lake:
         self._is_renewing = False  # whether each load returns new credentials
 
     def load(self) -> Table:
-        """Return the table as the catalog has it now."""
+        """Load the table from the catalog."""
         try:
             table = self._table = self.catalog().load_table(self._options.table)
         except CATALOG_ERRORS:
@@ -76,13 +77,13 @@ class Lake:
         return table
 
     def table(self) -> Table:
-        """Return the table as last loaded, with credentials that are not about to expire."""
+        """Return the table as last loaded. Load it again if its credentials are about to expire."""
         if self._table is None or are_expiring(io_of(self._table.io.properties).properties):
             return self.load()
         return self._table
 
     def seen(self, metadata: TableMetadata, metadata_location: str) -> None:
-        """Keep what the catalog returned for a commit."""
+        """Keep the state of the table that the catalog returned for a commit."""
         assert self._table is not None
         seen = self._table
         self._table = Table(seen.name(), metadata, metadata_location, seen.io, seen.catalog, seen.config)
@@ -112,7 +113,7 @@ class Lake:
 
     @property
     def group(self) -> str | None:
-        """An id shared by all tables that one request can change, or None if the catalog has no such request. Sends
+        """An id shared by all tables that one request can change; None if the catalog supports no such request. Sends
         nothing."""
         catalog = self._catalog
         return catalog.identity if isinstance(catalog, TransactionalCatalog) and catalog.changes_several else None
@@ -178,12 +179,12 @@ def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType
 
 
 class TransactionalCatalog(RestCatalog):
-    """A REST catalog that may support changing several tables in one request, for which pyiceberg has no call. Every
-    request has a timeout.
+    """A REST catalog that may support changing several tables in one request. pyiceberg has no call for such a request.
+    Every request has a timeout.
 
     Attributes:
         identity: equal for all connections to one catalog with the same properties and credentials.
-        changes_several: whether the catalog lists that endpoint and has not refused such a request.
+        changes_several: whether the catalog lists the endpoint for such requests, and has refused none.
     """
 
     def __init__(self, name: str, **properties: Any) -> None:
@@ -203,8 +204,8 @@ class TransactionalCatalog(RestCatalog):
         return session
 
     def commit_tables(self, changes: Sequence[CommitTableRequest]) -> None:
-        """Send one request to change several tables. A successful response is empty. Raises like ``commit_table``.
-        Never retries, not even when a token has expired."""
+        """Send one request to change several tables. A successful response is empty. Raises the errors of
+        ``commit_table``. Never retries, not even when a token has expired."""
         bodies = b",".join(change.model_dump_json().encode() for change in changes)
         response = post(self, "transactions/commit", b'{"table-changes":[%b]}' % bodies)
         try:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from twopc_iceberg.options import IcebergOptions
 
 MANY_SNAPSHOTS = 200
-"""More snapshots than this draw a warning: each commit writes, and with a REST catalog also reads, the list of all of
-them."""
+"""More snapshots than this draw a warning, because each commit writes the list of all snapshots, and also reads the
+list if the catalog is a REST catalog."""
 
 MANY_DELETE_FILES = 100
-"""More equality delete files than this draw a warning: readers open each one that may apply to a data file. A data file
-has only one file of position deletes."""
+"""More equality delete files than this draw a warning, because readers open each file that may apply to a data file.
+Position delete files do not count: each data file has only one."""
 
 _CHANGING = (Operation.OVERWRITE, Operation.DELETE)
 
@@ -80,8 +80,8 @@ def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> I
 
 
 def _changing_rows(metadata: TableMetadata, options: IcebergOptions) -> Iterator[CheckResult]:
-    """Warn if the branch has rows and has only ever been appended to. A Spark query that streams from it would stop at
-    the first snapshot that changes rows."""
+    """Warn if the branch contains rows, but no snapshot has changed or deleted rows yet. A Spark query that streams
+    from it would stop at the first snapshot that changes rows."""
     snapshot = metadata.snapshot_by_name(options.branch)
     if snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] in (None, "0"):
         return

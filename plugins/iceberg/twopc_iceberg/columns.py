@@ -1,6 +1,6 @@
-"""Which Arrow types fit into which Iceberg types, and the conversion of records for a data file. No I/O.
+"""Checks that Arrow types fit into Iceberg types, and converts records for a data file. No I/O.
 
-Columns are found by name, as Spark's own Iceberg writer does by default for streams. A type fits if the column
+Columns are matched by name, as in Spark's own Iceberg writer by default for streams. A type fits if the column
 preserves every value: an integer or a float fits into a wider one, a decimal into one with more digits, text into
 ``uuid``.
 """
@@ -54,7 +54,7 @@ class Kept:
 
     Attributes:
         given: the Arrow types.
-        cast: the type to cast others to, in Spark SQL.
+        cast: the Spark SQL type to cast a refused column to.
         more: further types with parameters, in words.
     """
 
@@ -103,7 +103,7 @@ def check_columns(records: pa.Schema, table: Schema, what: str) -> None:
     """Check that records of a schema fit into the table. ``what`` names the table in errors.
 
     Raises:
-        SchemaMismatch: names the column.
+        SchemaMismatch: a column does not fit. The error names the column.
     """
     _check_struct(list(records), table.as_struct(), what, "")
 
@@ -144,8 +144,8 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 
 
 _RULES = (NOT_UTF8, TIMES, YEARS, KEY_TWICE)
-"""Values that readers misread, and values that pyiceberg can't represent, which would otherwise fail only when it
-computes a file's statistics."""
+"""Rules against values that readers misread, and against values that pyiceberg can't represent. Without them, the
+latter would fail only when pyiceberg computes a file's statistics."""
 
 _REQUIRED = Rule(
     lambda field: not field.nullable, first_null, f"the value is null, and the column is required. {ADVICE}"
@@ -158,11 +158,11 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
 
     Args:
         batch: records whose schema ``check_columns`` has accepted.
-        schema: the table's.
-        arrow_schema: the same for pyarrow.
+        schema: the table's schema.
+        arrow_schema: the table's schema for pyarrow.
 
     Raises:
-        RecordRefused: a value does not fit. Has its column and its position in ``batch``.
+        RecordRefused: a value does not fit. The error names the column and the record's position in ``batch``.
         SchemaMismatch: the records have a column that the table lacks. Its values would be lost.
     """
     check_names(batch.schema.names, [field.name for field in schema.fields], "the table")

@@ -2,7 +2,7 @@
 
 Each data file has at most one delete file: a deletion vector in format version 3, as the specification requires, or a
 position delete file in version 2. A new delete file includes the rows that other writers have deleted, and replaces the
-data file's previous one.
+data file's previous delete file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LiveFile:
         format: its file format.
         spec: the id of its partition spec.
         partition: its partition.
-        sequence_number: of the snapshot that added it.
+        sequence_number: the sequence number of the snapshot that added it.
         bounds: the lower and upper bounds of the key's columns, encoded as in the manifest; None for an unknown bound.
     """
 
@@ -91,14 +91,14 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a snapshot deletes from older files.
+    """The delete files of a snapshot, which delete rows of older files.
 
     Attributes:
         manifests: its new manifests of delete files.
         replaced: the locations of the parent's manifests that it drops.
-        written: the locations of all files that were written for it.
+        written: the locations of all files that were written for the snapshot.
         bytes: the total size of its new delete files.
-        summary: their counts for the snapshot's summary.
+        summary: the counts of delete files and deleted rows, for the snapshot's summary.
     """
 
     manifests: tuple[ManifestFile, ...] = ()
@@ -112,8 +112,8 @@ NO_CHANGES = Changes()
 
 
 def layout_of(metadata: TableMetadata, spec_id: int) -> Layout | None:
-    """Return a layout with which manifests of a partition spec can be written: the spec, and the newest schema that has
-    all of its source columns. None if there is no such schema."""
+    """Return a layout with which manifests of a partition spec can be written: the spec, and the newest schema that
+    contains all source columns of the spec. None if there is no such schema."""
     spec = metadata.specs()[spec_id]
     sources = {each.source_id for each in spec.fields}
     schemas = (metadata.schema(), *reversed(metadata.schemas))
@@ -130,8 +130,8 @@ class DeletesOfSnapshot:
     Attributes:
         io: access to the table's files.
         entries: the manifests of delete files, with their entries.
-        by_path: the location of a data file → the deletes for it alone.
-        others: deletes for several data files.
+        by_path: the location of a data file → the deletes that apply to no other file.
+        others: the deletes that may apply to several data files.
     """
 
     io: DurableFileIO
@@ -152,14 +152,14 @@ class DeletesOfSnapshot:
         return cls(io, found, by_path, others)
 
     def before(self, file: LiveFile) -> BitMap64:
-        """Return the rows of a data file that are deleted. Raises Damaged; errors of the store pass through."""
+        """Return the rows of a data file that are already deleted. Raises Damaged; errors of the store pass through."""
         found = BitMap64()
         for delete in self.of_file(file):
             found |= self._rows(delete, file.path)
         return found
 
     def of_file(self, file: LiveFile) -> list[DataFile]:
-        """Return the delete files that may apply to a data file. Raises Unsearchable if one has an unsupported
+        """Return the delete files that may apply to a data file. Raises Unsearchable if such a file has an unsupported
         format."""
         found: list[DataFile] = []
         others = (entry for entry in self.others if _applies(entry.data_file, file))
@@ -198,7 +198,7 @@ def _only_path(delete: DataFile) -> str | None:
 
 
 def _applies(delete: DataFile, file: LiveFile) -> bool:
-    """Return whether a delete file for several data files may have deletes for ``file``. Both must be in the same
+    """Return whether a delete file for several data files may contain deletes for ``file``. Both must be in the same
     partition, as the Iceberg specification requires, and the path of ``file`` within the path bounds of the delete
     file."""
     places = range(len(file.partition))
@@ -219,7 +219,7 @@ def _is_same(one: Any, other: Any) -> bool:
 def written(
     table: Table, io: DurableFileIO, snapshot_id: int, deletes: DeletesOfSnapshot, touched: Mapping[LiveFile, BitMap64]
 ) -> Changes:
-    """Write delete files with all deleted rows of the touched data files, and manifests of them."""
+    """Write delete files with all deleted rows of the touched data files, and manifests that list the delete files."""
     metadata, name = table.metadata, uuid.uuid4()
     locations = table.location_provider()
     has_vectors = metadata.format_version >= NUMBERS_ROWS
@@ -274,7 +274,7 @@ def _manifest(
     before: Sequence[ManifestEntry],
     gone: Collection[tuple[str, int | None]],
 ) -> ManifestFile:
-    """Write a manifest with the added delete files, and with the previous ones as existing or deleted."""
+    """Write a manifest that lists the added delete files, and the previous delete files as existing or deleted."""
     layout, in_memory = layout_of(metadata, spec), InMemory(location=location)
     assert layout is not None  # otherwise ``unfit`` has refused its files
     schema = Schema(*layout.columns.fields)

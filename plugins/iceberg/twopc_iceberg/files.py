@@ -29,7 +29,8 @@ ASIDE = ".aside"
 """The suffix of the temporary file that a write to disk renames into place."""
 
 _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
-"""Errors for a name that can't exist: a task failed to create the file after its note was written."""
+"""Errors for a file whose name the disk does not accept. A note may name such a file, because the note is written
+before the task fails to create the file."""
 
 AT_ONCE = 16
 """How many requests to an object store run concurrently. They mostly wait."""
@@ -90,7 +91,8 @@ class DurableFileIO(PyArrowFileIO):
         """Create a file whose name determines its content, even while other processes do the same.
 
         On a disk, all processes write the same bytes into one temporary file, without truncating it. So it is complete
-        as soon as one of them has finished, and is renamed once. The next process reuses what a killed one has left.
+        as soon as one of them has finished, and is renamed once. The next process reuses the temporary file that a
+        killed process has left.
         """
         if self.scheme(location) != LOCAL:
             self.write(location, data)
@@ -162,9 +164,10 @@ def _remove(remove: Callable[[str], None], name: str) -> None:
 
 
 IO_CLASS = f"{__name__}.{DurableFileIO.__name__}"
-"""The class as it is named in the catalog's property ``py-io-impl``."""
+"""The name of the class, for the catalog's property ``py-io-impl``."""
 
 
 def io_of(properties: Mapping[str, Any]) -> DurableFileIO:
-    """Return access to files with the given properties of a table's file access, such as its credentials."""
+    """Return access to a table's files. ``properties`` are the properties for file access that came with the table,
+    such as credentials."""
     return DurableFileIO({name: value for name, value in properties.items() if isinstance(value, str)})

@@ -1,5 +1,5 @@
 """AWS Glue as a catalog, through its native API. A commit is ``UpdateTable`` with the ``VersionId`` that was read: if
-the table has another version by then, Glue rejects it with ``ConcurrentModificationException``."""
+the table has another version by then, Glue rejects the update with ``ConcurrentModificationException``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ client reports a conflict. That is safe: after a conflict the table is reloaded.
 _LONGEST_COMMENT = 255  # characters, in one line
 
 _OF_OTHERS = ("Description", "Owner", "LastAccessTime", "LastAnalyzedTime", "Retention", "PartitionKeys")
-"""Fields that an update removes unless it repeats them, which pyiceberg does not do."""
+"""Fields that an update removes unless it repeats them. pyiceberg does not repeat them."""
 
 _BUSY = frozenset(
     (
@@ -56,9 +56,9 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
     """Create the catalog, without sending a request.
 
     Args:
-        options: the sink's.
-        properties: the catalog's.
-        timeout_s: how long a request may take to connect, and to be answered.
+        options: the sink's options.
+        properties: the catalog's properties.
+        timeout_s: how long AWS may take to accept a connection, and to respond.
 
     Raises:
         ConfigurationError: AWS's client rejects the properties, or finds no region.

@@ -63,8 +63,8 @@ a connection is closed, and a metastore works on a request for up to 600 s (its 
 ``hive.metastore.client.socket.timeout``) without noticing that its client is gone."""
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 4000
-"""The most characters in the name and the value of a table parameter that every version of the metastore accepts.
-Longer ones are omitted: Iceberg's metadata has all of them."""
+"""The maximum number of characters in the name and in the value of a table parameter, in every version of the
+metastore. Longer parameters are omitted. Iceberg's metadata contains all of them."""
 
 _PROC = Path("/proc")
 
@@ -103,9 +103,9 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
     """Create the catalog, without sending a request.
 
     Args:
-        options: the sink's.
-        properties: the catalog's.
-        timeout_s: how long a request may take to connect, and to be answered.
+        options: the sink's options.
+        properties: the catalog's properties.
+        timeout_s: how long the metastore may take to accept a connection, and to respond.
 
     Raises:
         ConfigurationError: the URI does not name a metastore, or a property is not supported.
@@ -158,7 +158,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
     @contextlib.contextmanager
     def _locking(self, *table: str) -> Iterator[None]:
-        """Name this process in its locks, and drop those that a broken connection leaves behind."""
+        """Name this process in its locks, and drop the locks that a broken connection leaves behind."""
         self._agent = f"twopc {uuid.uuid4().hex} {_process()}"
         try:
             yield
@@ -239,9 +239,15 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
 
 class _Calls(Client):  # type: ignore[misc]  # it has no types
-    """A connection to the metastore, with the state of its lock.  Attributes: agent: the ``agentInfo`` of the requested
-    lock. lockid: the lock's id in the metastore. left: the lock that this connection would leave behind; None once the
-    metastore has confirmed that it is dropped. before: the table as last read from the metastore."""
+    """A connection to the metastore, with the state of its lock.
+
+    Attributes:
+        agent: the ``agentInfo`` of the requested lock.
+        lockid: the lock's id in the metastore.
+        left: the lock that this connection would leave behind; None once the metastore has confirmed that the lock is
+            dropped.
+        before: the table as last read from the metastore.
+    """
 
     agent = ""
     lockid = 0
@@ -325,7 +331,8 @@ class _Connections:
 
 
 def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that are short enough for every metastore, and those that this one already has."""
+    """Return the parameters that are short enough for every metastore, and the parameters that this metastore already
+    stores."""
     return {
         name: value
         for name, value in parameters.items()
@@ -364,8 +371,8 @@ def _started(pid: int) -> str:
 
 
 def _has_ended(hostname: str, agent: str | None) -> bool:
-    """Return whether the process that took a lock has certainly ended. Only known for twopc processes on this
-    machine."""
+    """Return whether the process that took a lock is known to have ended. This is only known for twopc processes on
+    this machine."""
     found = _AGENT.fullmatch(agent or "")
     if found is None or hostname != socket.gethostname() or not _process().startswith(f"{found['machine']} "):
         return False
@@ -386,7 +393,7 @@ def _user() -> str:
 
 
 def _meaning(error: Any) -> Exception:
-    """Map an error of the metastore to one that ``outcomes`` classifies. By default, it becomes a RESTError."""
+    """Map an error of the metastore to an error that ``outcomes`` classifies. An unknown error becomes a RESTError."""
     text = getattr(error, "message", error)
     match error:
         case TTransportException() | TProtocolException():

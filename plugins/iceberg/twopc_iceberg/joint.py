@@ -1,7 +1,7 @@
 """Commits a batch to several tables of one REST catalog in one request, ``POST .../transactions/commit``.
 
-This is a best effort. Afterwards each table's own commit finds out what happened (the rules of ``snapshot.py`` hold for
-each table), so no response is trusted. A table with a problem is left out, and its own commit reports the problem.
+This is a best effort, and no response is trusted. Afterwards, each table's own commit finds out what happened, by the
+rules of ``snapshot.py``. A table with a problem is left out, and its own commit reports the problem.
 
 By the specification, the catalog changes all tables or none. Iceberg's own server checks all requirements and then
 changes one table after the other: it may change only some of them, or report success for a table that it has not
@@ -70,8 +70,8 @@ class Part:
 
 
 def commit_parts(begins: Sequence[Callable[[], Part]]) -> None:
-    """Try to commit the parts together. Each of ``begins`` returns a part, or raises what the table's own commit
-    would."""
+    """Try to commit the parts together. Each of ``begins`` returns a part, or raises the error that the table's own
+    commit would raise."""
     parts = [part for part in call_at_once(_begun, begins, len(begins)) if part is not None]
     for number in range(ATTEMPTS):
         found = zip(parts, call_at_once(Part.proposal, parts, len(parts)), strict=True)
@@ -98,7 +98,7 @@ def _begun(begin: Callable[[], Part]) -> Part | None:
 
 
 def _asked(proposals: Sequence[Proposal]) -> Exception | None:
-    """Send the request once. Return the error, if any; tables may have been changed even so."""
+    """Send the request once. Return the error, if any. Tables may have been changed in spite of an error."""
     catalogs = [proposal.table.catalog for proposal in proposals]
     assert isinstance(catalogs[0], TransactionalCatalog)
     try:

@@ -2,7 +2,7 @@
 accumulate.
 
 pyiceberg checks the requirements of a commit against that file in this process. The catalog only replaces the file's
-location, and refuses if the location has changed by then.
+location, and refuses the commit if the location has changed by then.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class _NewSequenceNumber(ValidatableTableRequirement):
 
 
 class KeepsMetadata(MetastoreCatalog):
-    """Keeps the metadata of the table that was loaded last, and reads the file only if its location has changed."""
+    """Keeps the metadata of the last loaded table, and reads the metadata file only if its location has changed."""
 
     _kept: tuple[str, TableMetadata] | None = None
 
     def answers(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that maps errors of the catalog's client to those that ``outcomes`` classifies."""
+        """Return a context manager that maps errors of the catalog's client to errors that ``outcomes`` classifies."""
         return contextlib.nullcontext()
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -83,7 +83,8 @@ class KeepsMetadata(MetastoreCatalog):
             return super().load_table(identifier)  # type: ignore[safe-super]
 
     def _kept_table(self, identifier: str | Identifier, location: str | None, load: Callable[[], Table]) -> Table:
-        """Return the table whose metadata the catalog has at ``location``."""
+        """Return the table. Calls ``load`` only if ``location``, which the catalog has returned, is not the location of
+        the kept metadata."""
         kept = self._kept
         if kept is None or kept[0] != location:
             with reading(location):
@@ -104,13 +105,14 @@ class KeepsMetadata(MetastoreCatalog):
 
 
 class ProbedCatalog(Catalog):
-    """A catalog that a false requirement can't test: pyiceberg finds it false before sending a request."""
+    """A catalog that can't be tested with a false requirement, because pyiceberg itself rejects the requirement before
+    it sends a request."""
 
     @abstractmethod
     def probe(self, table: Table) -> None:
         """Request a change that the catalog must refuse if concurrent commits are to exclude each other.
 
         Raises:
-            CommitFailedException: the catalog refuses.
+            CommitFailedException: the catalog refuses the change, as it must.
             ConfigurationError: the sink can't write tables of this kind.
         """

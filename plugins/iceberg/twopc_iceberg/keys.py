@@ -3,10 +3,10 @@
 A delete file applies to every data file with a smaller sequence number. All files of a snapshot share its number, so a
 batch never deletes its own records. Rows that a compaction has moved are still deleted: Iceberg gives rewritten files
 the number of the snapshot that they were read from. A commit reads none of the table's rows, so a decided batch can be
-committed whatever other writers have done to them.
+committed however other writers have changed the rows.
 
 The files belong to an unpartitioned spec: by the specification, only such deletes apply to all partitions. A table that
-was created with partitions has no such spec. The first batch adds one before its decision
+was created with partitions has no such spec. Before its decision, the first batch adds an unpartitioned spec
 (``require_spec``), without changing the table's default spec.
 """
 
@@ -49,8 +49,8 @@ KEY_TYPES = (
     *(BooleanType, IntegerType, LongType, DecimalType, DateType, TimestampType, TimestamptzType),
     *(StringType, BinaryType),
 )
-"""The types for which all readers agree on which values are equal. Iceberg forbids floating-point keys. Iceberg for
-Java misorders ``uuid``, and so skips delete files; Spark has no ``time``."""
+"""The types whose values all readers compare alike. Iceberg forbids floating-point keys. Iceberg for Java misorders
+``uuid``, and so skips delete files; Spark has no ``time``."""
 
 
 def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
@@ -72,10 +72,10 @@ def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
 
 
 def require_whole(records: pa.Schema, table: Schema, what: str) -> None:
-    """Check that records have every column of the table, since a record replaces a whole row.
+    """Check that records contain every column of the table, because a record replaces a whole row.
 
     Raises:
-        SchemaMismatch: names the column.
+        SchemaMismatch: a column is missing. The error names the column.
     """
     if lacking := _lacking(pa.struct([*records]), table.as_struct(), ""):
         raise not_whole(lacking, what)
@@ -103,7 +103,7 @@ class Deletes:
 
     Attributes:
         schema: the columns of the key, in the key's order.
-        file_schema: the same, with column names that every reader accepts.
+        file_schema: the columns of the key, under names that every reader accepts.
         spec: the unpartitioned spec.
     """
 
@@ -113,7 +113,7 @@ class Deletes:
 
     @classmethod
     def of(cls, metadata: TableMetadata, key: Sequence[str], what: str) -> Deletes:
-        """Return the columns and the spec for deletes by ``key``. Raises like ``require_key``."""
+        """Return the columns and the spec for deletes by ``key``. Raises the errors of ``require_key``."""
         require_key(metadata.schema(), key, what)
         by_name = {field.name: field for field in metadata.schema().fields}
         schema = Schema(*[by_name[name] for name in key])
@@ -127,8 +127,8 @@ class Deletes:
         """Return the keys of a batch in the layout of a delete file.
 
         Raises:
-            RecordRefused: a key has a null (in Iceberg null equals null) or a value that does not fit its column. Has
-                the record's position.
+            RecordRefused: a key contains a null, which equals null in Iceberg, or a value that does not fit its column.
+                The error contains the record's position.
         """
         require_keys(batch, self.schema.column_names)
         keys = batch.select(self.schema.column_names)
@@ -136,7 +136,7 @@ class Deletes:
 
 
 def spec_of_deletes(metadata: TableMetadata) -> PartitionSpec:
-    """Return the table's spec without fields, or the one that ``require_spec`` will add.
+    """Return the table's partition spec without fields, or the spec that ``require_spec`` will add.
 
     In a table that was upgraded from version 1, a spec whose fields were all dropped has ``void`` fields. Not every
     reader treats it as a spec without fields.

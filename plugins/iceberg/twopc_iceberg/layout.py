@@ -1,8 +1,9 @@
-"""The columns and the partition spec with which files are written, and which tables can read the files. No I/O.
+"""The columns and the partition spec with which files were written. Checks whether a table can still read the files. No
+I/O.
 
 Iceberg finds columns by id, and reads null for a column that a file lacks. So a table can read files written before its
-columns were renamed, dropped, reordered or widened, or before optional ones were added. The result is as if the files
-had been committed before the change.
+columns were renamed, dropped, reordered or widened, or before optional columns were added. The result is as if the
+files had been committed before the change.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def blocks_of(content: bytes, start: int) -> Iterator[bytes]:
 
 
 def with_blocks(content: bytes, start: int, others: Iterable[bytes]) -> bytes:
-    """Return a file with other blocks and the header of ``content``, which ends at ``start``."""
+    """Return an Avro file with the header of ``content``, which ends at ``start``, and with other blocks."""
     sync = content[start : start + SYNC_SIZE]
     return b"".join([content[:start], sync, *(part for block in others for part in (block, sync))])
 
@@ -213,9 +213,9 @@ class ManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": self._content.name.lower()}
 
     def _with_partition(self, format_version: Any) -> Schema:
-        """Return the schema of entries, corrected to the specification. Column ids are ``int``; pyiceberg has ``long``.
-        Partition fields are optional; pyiceberg makes them required if their column is, although a struct around it may
-        be null."""
+        """Return the schema of entries, corrected to match the specification. Column ids are ``int``, where pyiceberg
+        uses ``long``. Partition fields are optional, where pyiceberg makes the field of a required column required,
+        although a struct around the column may be null."""
         schema = super()._with_partition(format_version)
         return Schema(*[_as_specified(field) for field in schema.fields])
 
@@ -295,7 +295,7 @@ class ManifestLists:
         return self._read[1]
 
     def live(self, io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
-        """Return the manifests of a snapshot that have live files."""
+        """Return the manifests of a snapshot that list live files."""
         found = [] if snapshot is None else self.read(io, snapshot)
         return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
 
@@ -351,14 +351,14 @@ def _parsed(file: Any) -> list[ManifestFile]:
 
 
 def _first_row_id(manifest: ManifestFile) -> int | None:
-    """Return the first row id that a manifest list has assigned to a manifest; None if it has not."""
+    """Return the first row id that a manifest list has assigned to a manifest; None if it has assigned none."""
     found: int | None = manifest[_OF_LIST] if len(manifest) > _OF_LIST else None
     return found
 
 
 def _encoded(form: tuple[int, str], new: NewSnapshot, manifests: Iterable[ManifestFile]) -> tuple[bytes, int]:
     """Return the bytes of a manifest list, and the number of rows to which it assigns ids. In version 3, each manifest
-    of data files that has no first row id gets one."""
+    of data files without a first row id is assigned one."""
     version, codec = form
     meta = {
         "snapshot-id": str(new.snapshot_id),

@@ -4,7 +4,7 @@ Each batch adds a manifest. After a day of one batch per second, a reader would 
 merges manifests in the commit that adds one. Here a separate commit does so once the batch is visible, so a failed
 merge costs nothing and is retried after the next batch.
 
-Manifests are merged only with others of the same order of magnitude. So a data file's entry is copied a few times in
+Manifests are only merged with manifests of the same order of magnitude. So a data file's entry is copied a few times in
 its life rather than with every merge.
 """
 
@@ -100,8 +100,8 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
 def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
     """Return whether pyiceberg can rewrite manifests of a partition spec without changing them.
 
-    It needs the types of the spec's source columns. And it reads doubles as floats, which would change partition
-    values, and Spark uses those as the records' values.
+    pyiceberg needs the types of the spec's source columns. It also reads doubles as floats, which would change
+    partition values, and Spark uses partition values as the records' values.
     """
     spec, schema = metadata.specs().get(spec_id), metadata.schema()
     if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):
@@ -145,7 +145,7 @@ def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], atte
 def _summary(
     parent: Snapshot, merged: Sequence[ManifestFile], kept: Sequence[ManifestFile], replaced: set[str]
 ) -> Summary:
-    """Return the snapshot's summary. The totals are those of the parent, since no file is added or removed."""
+    """Return the snapshot's summary. The totals are copied from the parent, because no file is added or removed."""
     before = parent.summary.additional_properties if parent.summary else {}
     totals = {name: value for name, value in before.items() if name.startswith("total-")}
     counts = {

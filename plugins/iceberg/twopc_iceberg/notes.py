@@ -4,11 +4,11 @@ A note names every file of its transaction, and is written before them. So recov
 fail for hashed paths. The order of steps ensures that a file of a visible batch is never removed:
 
 1. The task writes the note, then the files it names.
-2. The commit removes the notes of a decided batch, durably, before it asks the catalog.
+2. The commit durably removes the notes of a decided batch before it sends a request to the catalog.
 3. An abort removes files only while their note exists, and removes the note last.
 
-On a disk, a note is first written to a temporary file. One that a killed task has left counts as a note, and is removed
-like one.
+On a disk, a note is first written to a temporary file. A temporary file that a killed task has left counts as a note,
+and is removed in the same way.
 
 Spark's ``remove_orphan_files`` skips the folder, as it does every folder whose name begins with ``_``.
 """
@@ -51,8 +51,8 @@ class Note:
         """Parse ``to_json`` output.
 
         Raises:
-            ValueError: the data is something else, or names a file of a transaction other than ``name``, which an abort
-                would then remove.
+            ValueError: the data is not such output, or names a file of another transaction than ``name``, which an
+                abort of ``name`` would otherwise remove.
         """
         match json.loads(data):
             case {"manifest": str(manifest), "files": [*files]} if all(isinstance(each, str) for each in files):
@@ -128,7 +128,7 @@ class Mark:
         return f"{PREFIX}{self.scope}"
 
     def found(self, metadata: TableMetadata) -> int | None:
-        """Return the newest visible batch, from the table's property; None if it has no such property.
+        """Return the newest visible batch, from the table's property; None if the table has no such property.
 
         Raises:
             OperatorRequired: the property is not a number, so it is unknown which batches are visible.

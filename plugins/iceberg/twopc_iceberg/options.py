@@ -74,7 +74,7 @@ NOT_PASSED_ON = ("py-io-impl", "py-catalog-impl", "init_catalog_tables")
 
 @dataclass(frozen=True, slots=True)
 class IcebergOptions:
-    """The options, checked. The repr does not show the catalog's properties, which may have credentials.
+    """The checked options. The repr hides the catalog's properties, which may contain credentials.
 
     Attributes:
         table: the namespace and the name, with dots.
@@ -96,10 +96,10 @@ class IcebergOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> IcebergOptions:
-        """Parse the options of one sink; any value may be text.
+        """Parse the options of one sink. Any value may be given as text.
 
         Raises:
-            ConfigurationError: an option is unknown, missing or wrong. No value is repeated.
+            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
         """
         passed_on = {name: str(value) for name, value in options.items() if name.startswith(OF_CATALOG)}
         own = {name: value for name, value in options.items() if name not in passed_on}

@@ -103,8 +103,8 @@ ANSWERS: tuple[tuple[tuple[type[Exception], ...], CatalogAnswer], ...] = (
     ),
 )
 """Classes of errors → how to respond; the first match counts. For other classes, the error's code decides, by the
-tables below. An error that no table has stops the query: unknown does not mean temporary. UnreadableError is a response
-that violates the specification, such as a proxy's error page."""
+tables below. An error that is in none of the tables stops the query, because an unknown error may not be temporary.
+UnreadableError is a response that violates the specification, such as a proxy's error page."""
 
 _BUSY_STORE = re.compile(
     r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|REQUEST_TIMEOUT"
@@ -141,7 +141,7 @@ errors."""
 
 
 class Damaged(ValueError):
-    """A file does not contain what was written. The message names it."""
+    """A file does not contain what was written. The message names the file."""
 
 
 class Unsearchable(Damaged):
@@ -153,7 +153,8 @@ def reading(location: str | None) -> Iterator[None]:
     """Convert errors of decoding a file: any unexpected exception means that the file is damaged.
 
     Raises:
-        Damaged: names the file. Errors of the catalog and the store, and MemoryError, pass through.
+        Damaged: the file is damaged. The message names the file. Errors of the catalog and the store, and MemoryError,
+            pass through.
     """
     try:
         yield
@@ -168,8 +169,8 @@ _REFUSED_BY_STORE = re.compile(
     r"|REQUEST_TIME_TOO_SKEWED|UNKNOWN \(HTTP status 40[013]\)) "
     r"|: Unable to parse ExceptionName: (ExpiredToken|XAdminUserNotFound) "
 )
-"""pyarrow reports these only as text. XAdminUserNotFound: versitygw does not know the key. To a HEAD request with an
-expired token, AWS responds with a bare 400."""
+"""pyarrow reports these only as text. XAdminUserNotFound: versitygw does not know the key. AWS responds to a HEAD
+request with an expired token with a bare 400."""
 
 _MISSING_TABLES = ("no such table", "iceberg_tables")
 
@@ -257,7 +258,7 @@ def commit_failed(error: Exception, what: str) -> TwoPhaseCommitError:
 
 
 def told(error: Exception) -> str:
-    """Return the class of an error and the first line of its text, which has neither credentials nor SQL."""
+    """Return the class of an error and the first line of its text, which contains neither credentials nor SQL."""
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip().partition("\n")[0]
     return f"{type(cause).__name__}: {text[:500]}" if text else type(cause).__name__

@@ -26,8 +26,8 @@ from twopc.open_files import split_by
 LONGEST_NAME = 200
 
 WIDEST = 2**30
-"""The greatest width of ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits: a
-greater width overflows, and it looks for records in the wrong partition."""
+"""The greatest width of ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits. With a
+greater width, the sum overflows, and Iceberg for Java looks for records in the wrong partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Partition:
     """A partition of one spec, and the content of its files.
 
     Attributes:
-        key: the texts of its values, which no other partition of the spec has. NaN is a text, and so equals itself.
+        key: its values as texts, which identify the partition within the spec. As a text, NaN equals itself.
         values: one per field of the spec, encoded as in manifests.
-        folder: the same as a readable part of a file's path; empty for a table without partitions. Two partitions may
+        folder: the values as a readable part of a file's path; empty for a table without partitions. Two partitions may
             share a folder: null and the text ``null`` do.
         content: whether its files are data or delete files.
     """
@@ -60,7 +60,7 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
     """Check that every transform of the spec is known, and that all readers interpret its partitions alike.
 
     Raises:
-        ConfigurationError: a transform is unknown, or readers differ.
+        ConfigurationError: a transform is unknown, or readers interpret its partitions differently.
     """
     for field in spec.fields:
         source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None
@@ -83,7 +83,8 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
 
 
 def split(records: pa.RecordBatch, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-    """Yield each partition with its records in their order. ``records`` have the columns of ``schema`` in its order."""
+    """Yield each partition with its records in their order. ``records`` must contain the columns of ``schema``, in the
+    same order."""
     if not spec.fields:
         yield WHOLE, records
         return
@@ -128,7 +129,8 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
 
 
 def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
-    """Return the column with a field id, which may be nested in structs. Names would not do: they may contain dots."""
+    """Return the column with a field id, which may be nested in structs. A column can't be looked up by name, because
+    names may contain dots."""
     place = schema.accessor_for_field(source_id)
     column = _one_chunk(records.column(place.position))
     while place.inner is not None:
@@ -138,7 +140,8 @@ def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) 
 
 
 def _folder(path: str) -> str:
-    """Shorten each name in a path to what a disk accepts, 255 bytes. Readers do not interpret folder names."""
+    """Shorten each name in a path to fit into the 255 bytes that a disk accepts. Readers do not interpret folder
+    names."""
     return "/".join(
         name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
         for name in path.split("/")

@@ -8,5 +8,5 @@ from twopc_iceberg.sink import IcebergSink
 
 @hookimpl
 def twopc_sink() -> type[IcebergSink]:
-    """The sink of ``twopc.create_sink("iceberg", ...)``."""
+    """Return the sink class for ``twopc.create_sink("iceberg", ...)``."""
     return IcebergSink

@@ -1,8 +1,8 @@
-"""Position deletes: finds the rows of a snapshot that have a batch's keys.
+"""Position deletes: finds the rows of a snapshot that match a batch's keys.
 
 The search runs when the batch is committed. It reads the key's columns of each data file that bounds and partitions do
-not rule out. The result holds for one snapshot, and the commit requires that the branch still has it. If another writer
-was faster, the search runs again.
+not rule out. The result is valid for one snapshot only, so the commit requires that the branch still points to that
+snapshot. If another writer was faster, the search runs again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Keys:
 
     Attributes:
         ids: the ids of the key's columns.
-        tables: the keys, with the columns of the table as their tasks saw it.
+        tables: the keys, with the columns that the table had when the tasks wrote the keys.
     """
 
     ids: tuple[int, ...]
@@ -107,10 +107,10 @@ class Positions:
     def require_searchable(
         self, metadata: TableMetadata, io: DurableFileIO, manifests: Sequence[ManifestFile], keys: Keys
     ) -> None:
-        """Check that ``changes`` will be able to find the rows of ``keys`` in a snapshot, and their deletes. Errors of
-        the store pass through.
+        """Check that ``changes`` will be able to search a snapshot for the rows with these keys, and to read the
+        deletes of the searched files. Errors of the store pass through.
 
-        Opens each file that may have one of the keys, once per process.
+        Opens each file that may contain one of the keys, once per process.
 
         Raises:
             Unsearchable: a file can't be searched; the message says what to do. Damaged: a file of the table can't be
@@ -129,7 +129,8 @@ class Positions:
     def changes(
         self, table: Table, io: DurableFileIO, snapshot_id: int, manifests: Sequence[ManifestFile], keys: Keys
     ) -> Changes:
-        """Find the rows of ``keys`` in a snapshot, and write their delete files. Errors of the store pass through.
+        """Find the rows with these keys in a snapshot, and write delete files for the rows. Errors of the store pass
+        through.
 
         Args:
             table: the table.
@@ -186,7 +187,8 @@ class _Search:
 
     @property
     def finds_by(self) -> object:
-        """What determines, besides a file itself, whether its key columns are found."""
+        """The key's schema and the table's name mapping, which determine whether the key's columns are found in a
+        file."""
         return self._schema, self._mapping
 
     def require_columns(self, file: LiveFile) -> None:
@@ -199,7 +201,7 @@ class _Search:
                 self._absent(file, each, target.type, 0)
 
     def may_have(self, file: LiveFile) -> bool:
-        """Return whether a file may have one of the keys."""
+        """Return whether a file may contain one of the keys."""
         return bool(pc.any(self._may_be_in(file)).as_py())
 
     def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> dict[LiveFile, BitMap64]:
@@ -220,7 +222,7 @@ class _Search:
                 raise Damaged(f"file {file.path} is gone") from None
 
     def _may_be_in(self, file: LiveFile) -> pa.Array:
-        """Return for each key whether the file may have it, judging by the file's bounds and partition."""
+        """Return for each key whether the file may contain the key, judging by the file's bounds and partition."""
         found = pa.repeat(pa.scalar(True), self._keys.num_rows)
         for column, (lower, upper), each in zip(self._comparable, file.bounds, self._schema.fields, strict=True):
             for bound, compare in ((lower, pc.greater_equal), (upper, pc.less_equal)):
@@ -269,8 +271,8 @@ class _Search:
         return {by_name[name]: name for name in schema.names if name in by_name}
 
     def _absent(self, file: LiveFile, column: NestedField, kind: pa.DataType, rows: int) -> pa.Array:
-        """Return the values of a column that a file lacks: its partition's value, as for imported files, or otherwise
-        nulls. Raises Unsearchable if the column has a default for rows older than itself."""
+        """Return the values of a column that a file lacks: the partition's value, as in imported files, or otherwise
+        nulls. Raises Unsearchable if the column has a default for older rows."""
         spec = self._metadata.specs()[file.spec]
         for place, each in enumerate(spec.fields):
             if each.source_id == column.field_id and isinstance(each.transform, IdentityTransform):

@@ -1,4 +1,4 @@
-"""A task's manifests as stored in its committable: their locations, and the facts that a manifest list needs."""
+"""A task's manifests as stored in its committable: their locations, and their descriptions for a manifest list."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SEVERAL = "manifests"
 _IF_ANY = ("equality_ids", "by_position")
 
 MOST_SUMMARY_CHARACTERS = 1000
-"""Longer partition summaries are omitted, since the commit log has every committable. Readers then open the
-manifest."""
+"""The maximum length of partition summaries. Longer summaries are omitted, because the commit log stores every
+committable. Readers then open the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Prepared:
         files: the number of its files.
         rows: the number of records in them.
         bytes: their total size.
-        partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if omitted.
+        partitions: for each partition field, whether its values include null and NaN, and their bounds; None if
+            omitted.
         digest: the digest of the bytes that the task wrote; None in a log of an older release.
         equality_ids: for files of keys, the ids of the key's columns; None for data files.
         by_position: whether the commit searches for the rows of these keys. Otherwise the files are equality deletes.
@@ -110,15 +111,16 @@ class Prepared:
         return ManifestContent.DATA if self.equality_ids is None else ManifestContent.DELETES
 
     def written(self, io: DurableFileIO) -> Layout:
-        """Return the columns and the partition spec of the files, from the manifest. The table's schema and spec ids
-        may refer to others by now. Errors of the store pass through."""
+        """Read the columns and the partition spec of the files from the manifest, because the table's schema and spec
+        ids may stand for others by now. Errors of the store pass through."""
         file: AvroFile[Any] = AvroFile(io.new_input(self.manifest))
         with file:
             meta = file.header.meta
         return Layout.from_manifest(meta["schema"], self.spec, meta["partition-spec"])
 
     def manifest_file(self, snapshot_id: int) -> ManifestFile:
-        """Return the entry for the manifest list of a new snapshot, from which the manifest's entries inherit."""
+        """Return the manifest as an entry in the manifest list of a new snapshot. The entries of the manifest inherit
+        their values from it."""
         return ManifestFile.from_args(
             manifest_path=self.manifest,
             manifest_length=self.length,

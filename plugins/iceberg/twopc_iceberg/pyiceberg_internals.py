@@ -74,8 +74,8 @@ def glue_input(name: str, location: str, metadata: TableMetadata, known: Any) ->
 
 
 def hive_columns(schema: Schema, location: str) -> Any:
-    """Return a table's columns with Hive's types. Raises KeyError for an unknown type. If it changes, the same probe
-    fails."""
+    """Return a table's columns with Hive's types. Raises KeyError for an unknown type. If it changes, the probe before
+    the first batch fails."""
     from pyiceberg.catalog.hive import _construct_hive_storage_descriptor  # needs the extra 'hive'
 
     return _construct_hive_storage_descriptor(schema, location)

@@ -1,8 +1,8 @@
 """The Iceberg sink: one transaction per task attempt, one snapshot per batch.
 
-A task writes Parquet files and a manifest that names them. Readers do not see them, since no snapshot has them yet. The
-coordinator joins the manifests of a batch (``batch_manifests.py``) and commits them as one snapshot (``snapshot.py``),
-which any process can do.
+A task writes Parquet files and a manifest that names them. Readers do not see these files, because no snapshot includes
+them yet. The coordinator joins the manifests of a batch (``batch_manifests.py``) and commits them as one snapshot
+(``snapshot.py``). Any process can do so.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ _OF_THIS_PROCESS = (
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What ``seal`` has read of a batch.
+    """The parts of a batch that ``seal`` has read.
 
     Attributes:
         names: the names of its transactions.
         since_s: when its files were last seen, by the monotonic clock.
         manifests: its manifests.
-        keys: the keys for whose rows its commit searches.
+        keys: the keys of the rows that its commit searches for.
     """
 
     names: frozenset[str]
@@ -249,7 +249,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto the batch if it can no longer be committed. Otherwise record the table's mark before the decision.
 
-        Checks every file of the batch: a snapshot that lacks one can't be read.
+        Checks every file of the batch, because a snapshot with a missing file can't be read.
         """
         if not committables:
             return committables
@@ -287,7 +287,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         follows a lost one, for example after the catalog was restored from a backup while the query was stopped.
 
         Raises:
-            Retriable: the table does not have that batch. LogMismatch: the table still lacks it after a while.
+            Retriable: the table lacks that batch. LogMismatch: the table still lacks the batch after a while.
         """
         found, last = self._mark().found(metadata), self.last_committed_batch_id
         # A table without a mark may not be the one of the log's batches: the log knows only the sink's name.
@@ -301,8 +301,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Return the table's mark, and check that it fits an undecided batch.
 
         Raises:
-            LogMismatch: the table has this batch although the log has not decided it: the log is older than the table.
-                Otherwise raises like ``_require_no_gap``.
+            LogMismatch: the table already has this batch, although the log has not decided it. The log is older than
+                the table. Errors of ``_require_no_gap`` pass through.
         """
         batch_id = self.transactional_ids.round_of(committables[0].transaction_id).batch_id
         found = self._mark().found(metadata)
@@ -337,7 +337,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             raise Refused(error.message) from error
 
     def _of_batch(self, prepared: Sequence[Prepared]) -> tuple[list[BatchManifest], Keys | None]:
-        """Return the manifests of a batch, and the keys for whose rows its commit searches.
+        """Return the manifests of a batch, and the keys of the rows that its commit searches for.
 
         Raises:
             FileChanged: a file of the batch is missing or differs from what its task wrote.
@@ -363,7 +363,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
         """Try to make the batch visible in all tables in one request. Each sink's ``commit_batch`` then checks whether
-        it is."""
+        the batch is visible."""
         commit_parts([functools.partial(sink._part, batch_id, of_sink) for sink, of_sink in due.items()])  # noqa: SLF001  # of this class
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
@@ -427,7 +427,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return max((mark for mark in found if isinstance(mark, int)), default=None)
 
     def _branch(self, committables: Sequence[Committable]) -> str:
-        """Return the branch for which the batch was decided, even if the option has changed since."""
+        """Return the branch for which the batch was decided. The option may have changed since then."""
         branch = committables[0].handle.get(_BRANCH)
         return branch if isinstance(branch, str) else self._not_ours(committables[0])
 
@@ -445,14 +445,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._merger.merge(self._branch(committables))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
-        """The table, named by its location as in OpenLineage's Spark integration. None before ``open``."""
+        """Return the table, named by its location as in OpenLineage's Spark integration. None before ``open``."""
         return None if self._for_tasks is None else [of_folder(self._for_tasks.parsed.location)]
 
     def abort(self, committable: Committable) -> None:
-        """Remove the transaction's files, unless a snapshot may have them.
+        """Remove the transaction's files, unless a snapshot may include them.
 
-        A decided (``commit_batch``), aborted or discarded transaction has no note, and then no file is removed. Some
-        stores may still list a removed note, so the table is checked, too.
+        A transaction without a note was decided (``commit_batch``), aborted or discarded. None of its files are
+        removed. Some stores may still list a removed note, so the table is checked, too.
         """
         name = self.transactional_ids.exact(committable.transaction_id)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
@@ -471,8 +471,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             notes.remove([name])
 
     def _may_be_visible(self, name: str, note: Note) -> bool:
-        """Return whether a snapshot may have the transaction's files. A task attempt that lost to another one is in no
-        snapshot, even if its batch is visible."""
+        """Return whether a snapshot may include the transaction's files. A task attempt that lost to another one is in
+        no snapshot, even if its batch is visible."""
         table = self._lake.load()
         batch_id = self.transactional_ids.round_of(name).batch_id
         found = self._mark().found(table.metadata)
@@ -523,7 +523,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:
-    """Return the files of keys that a visible batch no longer needs: the rows of those keys are deleted by position."""
+    """Return the files of keys that are no longer needed once the batch is visible, because the rows with those keys
+    are deleted by position."""
     found: list[str] = []
     for each in prepared:
         with contextlib.suppress(FileNotFoundError):  # removed before a process ended here

@@ -7,14 +7,14 @@ writers append, rewrite and expire meanwhile. These rules make the batch visible
 2. It requires that the branch still points to the snapshot at which the mark was checked. Anything that has made the
    batch visible since has moved the branch, so the catalog refuses. pyiceberg's own retry is not used: it would repeat
    the request with a new requirement, without checking the mark.
-3. A branch that was rolled back by hand points to its old snapshot again. The catalog still refuses, since the sequence
-   number is taken. Sequence numbers never go back.
+3. A branch that was rolled back by hand points to its old snapshot again. The catalog still refuses, because the
+   sequence number is taken. Sequence numbers never go back.
 4. An error of ``commit_table`` is not trusted. The table is reloaded, and its mark counts.
 5. The mark must not be older than it was before the decision. An older mark was changed by hand, and only an operator
    can find out whether the batch is visible.
 6. The files of a failed attempt are removed once another snapshot is seen with its sequence number. Until then the
    attempt may still arrive, and is proposed again unchanged if the branch has not moved. If the snapshot with that
-   number has expired, it may have been the attempt's own, and later snapshots may have its files.
+   number has expired, it may have been the attempt's own, and later snapshots may include its files.
 7. Catalogs do not check the sequence number of a snapshot without a parent. So a branch without snapshots, as in a new
    or replaced table, first gets an empty one. If that arrives late, it adds no record.
 8. Each attempt checks that the table can read the files of the batch. The request requires that neither the current
@@ -70,7 +70,7 @@ ATTEMPTS = 20
 """How many races in a row a commit may lose to other writers before it raises Retriable."""
 
 _PAUSE_S = 0.02
-"""The longest pause after one lost race. After n lost races in a row, n times as long."""
+"""The maximum pause after one lost race. After n lost races in a row, it is n times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DecidedBatch:
 
     @property
     def added(self) -> list[Prepared]:
-        """The manifests that the snapshot adds, as opposed to those of keys whose rows the commit searches for."""
+        """The manifests that the snapshot adds, without the manifests of keys that the commit only searches for."""
         return [each for each in self.prepared if not each.by_position]
 
 
@@ -107,7 +107,7 @@ class Added:
 
     Attributes:
         manifests: the manifests that its snapshot adds.
-        keys: the keys for whose rows each attempt searches.
+        keys: the keys of the rows that each attempt searches for.
     """
 
     manifests: Sequence[Prepared]
@@ -152,7 +152,7 @@ class Attempt(NewSnapshot):
         return [self.manifest_list, *self.changes.written]
 
     def is_like(self, other: Attempt) -> bool:
-        """Return whether the other attempt's manifest list would be the same."""
+        """Return whether the other attempt would have the same manifest list."""
         mine, its = (
             (each.sequence_number, each.parent_snapshot_id, each.first_row_id, each.batch) for each in (self, other)
         )
@@ -168,11 +168,11 @@ class Attempt(NewSnapshot):
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Return whether the attempt neither has landed nor can land any more: another snapshot has its sequence
+        """Return whether the attempt has not landed and can no longer land, because another snapshot has its sequence
         number.
 
-        If no snapshot has that number, the attempt may have landed and expired since, and later snapshots may have its
-        delete files. An attempt without a parent can always land, since catalogs do not check its sequence number.
+        If no snapshot has that number, the attempt may have landed and expired, and later snapshots may include its
+        delete files. An attempt without a parent can always land, because catalogs do not check its sequence number.
         """
         others = {each.sequence_number for each in metadata.snapshots if each.snapshot_id != self.snapshot_id}
         return self.parent_snapshot_id is not None and self.sequence_number in others
@@ -189,7 +189,7 @@ class Proposal:
     Attributes:
         table: the table as it was when the mark was checked.
         attempt: the snapshot to add.
-        requirements: what must hold in the catalog.
+        requirements: the conditions that must hold in the catalog.
         updates: the changes.
     """
 
@@ -256,8 +256,8 @@ class BatchCommitter:
     def proposal(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> Proposal | None:
         """Return this table's part of a request for several tables; None if the batch is visible.
 
-        Does not send that request. Gives a branch without snapshots its empty one, by a separate request. Callers must
-        call ``commit`` afterwards. Raises like it, or FileChanged.
+        Does not send that request. If the branch has no snapshot, adds an empty one in a separate request. Callers must
+        call ``commit`` afterwards. Raises FileChanged and the errors of ``commit``.
         """
         table = self._asked(self._lake.table, batch)
         if is_visible(table.metadata, batch):
@@ -281,8 +281,8 @@ class BatchCommitter:
         self.clean_up(table)
 
     def _lost(self, batch: DecidedBatch, gone: str) -> None:
-        """Raise the error for a missing file of a decided batch, unless the reloaded table shows the batch as visible:
-        another process may have committed it, and a compaction may have removed its files."""
+        """Raise the error for a missing file of a decided batch, unless the reloaded table shows the batch as visible.
+        Another process may have committed the batch, and a compaction may have removed its files."""
         table = self._asked(self._lake.load, batch)
         if is_visible(table.metadata, batch):
             return self._end(table, batch)
@@ -310,8 +310,8 @@ class BatchCommitter:
         return commit_failed(self._lake.failed(failure), batch.what)
 
     def _try(self, table: Table, batch: DecidedBatch, added: Added) -> Exception | None:
-        """Propose the batch's snapshot once, or an empty one if the branch has no snapshot. Return the error, if any;
-        the snapshot may have landed even so."""
+        """Propose the batch's snapshot once, or an empty one if the branch has no snapshot. Return the error, if any.
+        The snapshot may have landed in spite of the error."""
         try:
             proposal = self._propose(table, batch, added)
         except Damaged as damaged:  # another writer may just have replaced that file of the table
@@ -376,8 +376,8 @@ class BatchCommitter:
         return attempt
 
     def clean_up(self, table: Table) -> None:
-        """Forget attempts whose sequence number is taken, and remove the files of those that can no longer land. A
-        failure only wastes space."""
+        """Forget attempts whose sequence number is taken, and remove the files of attempts that can no longer land. A
+        failed removal only wastes space."""
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
         self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
         try:
@@ -400,8 +400,8 @@ def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequi
 
 
 def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdate]:
-    """Yield updates without effect that make a catalog refuse the request if an older spec of the batch is gone, for
-    which there is no requirement. Not every catalog checks them."""
+    """Yield updates that change nothing, but make a catalog refuse the request if an older spec of the batch is gone.
+    Iceberg has no requirement for this case, and not every catalog checks such updates."""
     current = metadata.default_spec_id
     for spec in sorted({each.spec for each in batch.added} - {current}):
         yield SetDefaultSpecUpdate.model_validate({"spec-id": spec})
@@ -409,12 +409,12 @@ def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdat
 
 
 def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
-    """Return whether the batch is visible in the table, or was: its snapshot may have been rolled back by hand, expired
-    or rewritten since.
+    """Return whether the batch is or was visible in the table. Its snapshot may have been rolled back by hand, expired
+    or rewritten since then.
 
     Raises:
         OutcomeUnknown: the table was replaced, or its mark was set back by hand.
-        OperatorRequired: its mark is not a number.
+        OperatorRequired: the table's mark is not a number.
     """
     if str(metadata.table_uuid) != batch.table:
         raise OutcomeUnknown(

@@ -33,7 +33,7 @@ def require_supported(table: Table, options: IcebergOptions) -> None:
     """Check that the sink can write this table.
 
     Raises:
-        ConfigurationError: names the feature.
+        ConfigurationError: the sink does not support a feature of the table. The error names the feature.
     """
     what, metadata = str(options), table.metadata
     if metadata.format_version not in FORMAT_VERSIONS:
@@ -107,7 +107,7 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
     """Return why the table can no longer accept files that were written for it; None if it can. Errors of the store
     pass through.
 
-    Reads from the store only if the table's columns or partition specs have changed since.
+    Reads from the store only if the table's columns or partition specs have changed since the files were written.
     """
     metadata, specs = table.metadata, table.metadata.specs()
     if metadata.format_version not in FORMAT_VERSIONS:
@@ -131,6 +131,6 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
 
 
 def _foreign_scheme(locations: Iterable[str]) -> str | None:
-    """Return the first scheme among the locations with which the sink is not tested; None if there is none."""
+    """Return the first scheme of the locations that the sink is not tested with; None if there is none."""
     schemes = (PyArrowFileIO.parse_location(location)[0] for location in locations)
     return next((scheme for scheme in schemes if scheme not in SUPPORTED), None)

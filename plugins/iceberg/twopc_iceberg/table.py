@@ -1,7 +1,7 @@
 """A table as sent to tasks: its metadata without history, and access to its files.
 
 A task never reads the table's metadata file, which later commits may delete. It contacts the catalog only for new
-credentials, when those that came with the table are about to expire.
+credentials, when the credentials that came with the table are about to expire.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class TableForTasks:
 
     Attributes:
         metadata: the table's metadata without snapshots, as JSON.
-        io_properties: for access to files. They may have credentials, so they are in no committable, log or repr.
+        io_properties: the properties for access to files. They may contain credentials, so they appear in no
+            committable, log or repr.
     """
 
     metadata: str
@@ -66,7 +67,7 @@ class TableForTasks:
     @cached_property
     def file_schema(self) -> Schema:
         """The schema of data files: the table's, with column names that every reader accepts. Required fields of
-        structs are optional here, since Arrow's Parquet writer rejects a null struct with a required field."""
+        structs are optional here, because Arrow's Parquet writer rejects a null struct with a required field."""
         fields = (
             each.model_copy(update={"field_type": _optional_within(each.field_type)}) for each in self.schema.fields
         )
@@ -74,7 +75,7 @@ class TableForTasks:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The same for pyarrow, with the field ids by which readers find columns."""
+        """The schema of data files for pyarrow, with the field ids by which readers find columns."""
         return schema_to_pyarrow(self.file_schema)
 
     @property

@@ -51,12 +51,12 @@ MOST_DISTINCT = 0.8
 """The share of distinct values in a sample above which a column gets no dictionary."""
 
 _DELETES = replace(WHOLE, content=DataFileContent.EQUALITY_DELETES)
-"""The partition of files of keys: none."""
+"""The partition for files of keys, which are not partitioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How files with one kind of content are written.
+    """The layout of files with one kind of content, and the location of their manifest.
 
     Attributes:
         schema: the columns in them.
@@ -75,8 +75,8 @@ class _OpenFile(RowGroups):
     """A Parquet file that is being written. For other attributes, see ``twopc.open_files.OpenFile``.
 
     Attributes:
-        length: the number of bytes written, set on close. Not read back from the store, which may have kept other
-            bytes.
+        length: the number of bytes written, set on close. The length is not read back from the store, which may have
+            stored other bytes.
     """
 
     length = 0
@@ -124,7 +124,8 @@ class _OpenFile(RowGroups):
         self._finished(self)
 
     def close(self) -> DataFileStatistics:
-        """Finish the file. Its bounds, by which readers skip files, enclose every value."""
+        """Finish the file, and return its statistics. Readers skip files by the bounds, so the bounds enclose every
+        value."""
         assert self._writer is not None
         with self._output.stream as stream:
             self._writer.close()
@@ -157,7 +158,7 @@ class TransactionWriter:
         table: the table as it was when the task began.
         name: the transaction's name, the prefix of every file's name.
         announce: writes the transaction's note, before the files that it names exist.
-        options: the sink's.
+        options: the sink's options.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class TransactionWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write records.
 
-        Checks columns again: the table's may have changed since the coordinator's check.
+        Checks the columns again, because the table's columns may have changed since the coordinator's check.
 
         Raises:
             RecordRefused: a value does not fit.
@@ -240,8 +241,8 @@ class TransactionWriter:
         )
 
     def finish(self) -> list[Prepared]:
-        """Make every record durable, and write a manifest of data files and one of delete files, each only if it has
-        files."""
+        """Make every record durable. Write a manifest of data files and a manifest of delete files, each only if there
+        are such files."""
         self._open.finish()
         done = {content: [each for each in self._done if each.content is content] for content in self._forms}
         return [self._described(files, self._forms[content]) for content, files in done.items() if files]
@@ -277,9 +278,8 @@ def _target_file_bytes(properties: dict[str, str]) -> int:
 
 
 def _upper_bound(text: str, length: int | None) -> str | None:
-    """Return the least string of at most ``length`` characters that is not below any string with the same beginning as
-    ``text``; None if there is none. pyiceberg's own function may return a surrogate, which is not a character and can't
-    be encoded."""
+    """Return an upper bound for ``text`` of at most ``length`` characters; None if there is none. pyiceberg's own
+    function may return a surrogate, which is not a character and can't be encoded."""
     if length is None or len(text) <= length:
         return text
     for end in range(length, 0, -1):

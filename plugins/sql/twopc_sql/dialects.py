@@ -1,4 +1,5 @@
-"""What the sink must know about each database beyond SQLAlchemy. Other databases are refused."""
+"""The differences between the supported databases that SQLAlchemy does not cover. The sink refuses all other
+databases."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 ANSWER_TIMEOUT_S = 300
-"""The longest wait for a response, for drivers with such a timeout. After it, the outcome of the statement is unknown.
-The statement that moves a batch must take less time."""
+"""How long a driver waits for a response, if it supports such a timeout. When the timeout expires, the outcome of the
+statement is unknown, so the statement that moves a batch must finish sooner."""
 
 
 def _insert(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
@@ -23,33 +24,35 @@ def _insert(connection: sa.Connection, table: sa.TableClause, columns: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One database.
+    """The SQL and the settings for one kind of database.
 
     Attributes:
-        scheme: the scheme of its URL, with the only tested driver.
+        scheme: the URL scheme, which includes the driver. The sink is not tested with other drivers.
         insert: creates an INSERT in this dialect.
         replace: makes an INSERT replace rows, given the columns of the key and the others.
-        connect: arguments of the driver.
-        session: the statements that begin each connection. ``{timeout_s}`` and ``{timeout_ms}`` are the lock timeout.
-        transaction: the statements that begin each database transaction, likewise.
+        connect: keyword arguments for the driver's ``connect``.
+        session: the statements to run on each new connection. ``{timeout_s}`` and ``{timeout_ms}`` stand for the lock
+            timeout.
+        transaction: the statements to run at the start of each database transaction, with the same placeholders.
         isolation: the isolation level; None if the database has only one.
         stage: the statements that create ``{table}`` (``{name}`` without its schema) from ``{select}``, with a key of
             ``{columns}``. They create both the table and the key, or neither.
         at_once: the statement that makes deferred constraints immediate; empty if the database has none.
-        faults: yields problems of a table that the database does not report by itself.
-        unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
-            for an expression, or if the key has a condition), and whether the column treats only identical texts as
-            equal.
-        tries_other_kinds: whether a column may keep values of another kind, such as texts in a numeric column.
-        any_replaces: whether a record replaces the row that matches any unique key, not just the one of ``upsert_by``.
+        faults: yields the problems of a table that the database itself does not report.
+        unique_keys: a query for the unique keys of ``:table`` in ``:schema``. It returns one row per column of a key:
+            the key's name, the column (null for an expression, or if the key is partial), and whether only identical
+            texts are equal in the column.
+        tries_other_kinds: whether a column may accept values of another kind, such as text in a numeric column.
+        any_replaces: whether an upsert replaces the row that matches any unique key, not just the key in ``upsert_by``.
         joins_deletes: whether a DELETE can join the table with another one.
         counts_rows: whether an INSERT returns the number of rows added or replaced, which triggers may reduce.
         numbers_null: whether a null in a primary key may be replaced by a number.
-        merges_zeros: whether it may store -0.0 as 0.0 if the column also has a 0.0.
-        whole: the driver's code of a single-precision type, which it reads with too few digits → a function from a
-            column to an expression with all digits.
+        merges_zeros: whether the database may store -0.0 as 0.0 in a column that also contains 0.0.
+        whole: the driver's code for a single-precision type → a function that turns a column into an expression with
+            all digits. Read directly, such a column loses digits.
         fill: inserts rows, given as one sequence of values per column of the table.
-        longest: SQL for the maximum length of a statement in bytes, if a longer one ends the connection.
+        longest: a query for the maximum length of a statement in bytes, for a database that closes the connection on a
+            longer statement.
     """
 
     scheme: str
@@ -84,8 +87,8 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
 
 
 def _copy_to_postgres(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
-    """Insert records by COPY, several times as fast as an INSERT per record, which is parsed each time. Even a single
-    record goes by COPY, since PostgreSQL converts the values of an INSERT differently."""
+    """Insert records with COPY, which is several times as fast as one INSERT per record. Even a single record is
+    copied, because PostgreSQL converts the values of an INSERT differently."""
     from psycopg import sql
 
     described = connection.execute(sa.select(*table.c).where(sa.false())).cursor.description
@@ -103,15 +106,15 @@ _WHOLE_IN_POSTGRES = (20, 21, 23, 1005, 1007, 1016)  # bigint, smallint, integer
 
 
 def _whole(value: Any) -> Any:
-    """Return a whole number as an int: an integer column accepts 1, but not 1.0."""
+    """Return a whole number as an int, because an integer column accepts 1 but not 1.0."""
     if isinstance(value, list):
         return [*map(_whole, value)]
     return int(value) if isinstance(value, float | Decimal) and int(value) == value else value
 
 
 def copy(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:  # noqa: ARG001  # SQLAlchemy gives all
-    """Run a COPY. A listener for SQLAlchemy's event ``do_execute``, so that SQLAlchemy wraps the errors. Return whether
-    the statement was a COPY."""
+    """Run ``statement`` if it is a COPY, and return whether it is. Runs as a listener for SQLAlchemy's event
+    ``do_execute``, so that SQLAlchemy wraps the driver's errors."""
     if not statement.startswith("COPY "):
         return False
     with cursor.copy(statement) as copied:
@@ -276,4 +279,4 @@ DIALECTS: Mapping[str, Dialect] = {
         "duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB, merges_zeros=True
     ),
 }
-"""Backend name in the URL → dialect. MariaDB is under ``mysql``."""
+"""Backend name in the URL → dialect. MariaDB uses ``mysql``."""

@@ -103,8 +103,9 @@ class SqlOptions:
 
     @property
     def dataset(self) -> Dataset | None:
-        """The table in its database, on the first of several servers. In PostgreSQL, the default schema counts as
-        ``public``. None if a service file or an option file names the server."""
+        """The table, identified by its server and its database. If the URL lists several servers, the first one counts.
+        In PostgreSQL, the default schema counts as ``public``. None if a service file or an option file names the
+        server."""
         url, backend = self.url, self.url.get_backend_name()
         database = url.database or url.username or ""
         if not url.host and {"service", "read_default_file"} & url.query.keys():
@@ -121,8 +122,7 @@ class SqlOptions:
 
     @property
     def _server(self) -> tuple[str, int | str | None]:
-        """The first host and port of a PostgreSQL URL, which may have them as parameters:
-        ``?host=one:5433&host=two``."""
+        """The first host and port of a PostgreSQL URL. Both may be given as parameters: ``?host=one:5433&host=two``."""
         if self.url.host:
             return self.url.host, self.url.port
         given = self.url.normalized_query

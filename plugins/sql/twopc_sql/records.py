@@ -1,4 +1,4 @@
-"""Prepares records for a database, and verifies that it has changed none of them."""
+"""Prepares records for a database, and verifies that the database has stored them unchanged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from twopc.refusals import is_bytes, is_list, is_string
 
 
 def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
-    """Return the column for an INSERT and a SELECT. Dates and times have SQLAlchemy's types, since not every driver
-    accepts Python's values."""
+    """Return the column to use in an INSERT or a SELECT. Dates and times get SQLAlchemy's types, because not every
+    driver accepts Python's values."""
     if pa.types.is_timestamp(field.type):
         return sa.column(field.name, sa.DateTime(timezone=field.type.tz is not None))
     return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
@@ -43,8 +43,8 @@ _KINDS: Sequence[tuple[type, Callable[[pa.DataType], bool]]] = (
 
 
 def check_kinds(schema: pa.Schema, columns: Mapping[str, Any], table: str) -> None:
-    """Refuse a column if the table's column could keep none of its values except null. ``columns`` has SQLAlchemy's
-    types. Raises SchemaMismatch, which names the column."""
+    """Check that each column of the table could store some value of the records' column, besides null. ``columns`` maps
+    the names of the table's columns to SQLAlchemy's types. Raises SchemaMismatch, which names the column."""
     for field in schema:
         column = columns[field.name]
         while hasattr(column, "data_type"):  # a DOMAIN
@@ -96,10 +96,10 @@ def has_minus_zero(value: Any) -> bool:
 
 
 def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:
-    """Check that a database has kept the written values.
+    """Check that a database has stored the written values unchanged.
 
     Raises:
-        RecordRefused: it changed a value, for example by truncating a text or the fraction of a second.
+        RecordRefused: the database changed a value, for example by truncating a text or the fraction of a second.
     """
     for (name, values), kept in zip(written.items(), zip(*found, strict=True), strict=True):
         if _are_known_to_be_same(values, [*kept]):
@@ -147,7 +147,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _instant(value: Any) -> Any:
-    """Return a time with a zone as the time since 1970, and other values unchanged. Python does not compare such times
-    as instants: the two passes of an hour that a zone repeats are equal within the zone, and unequal to any time of
-    another zone."""
+    """Return a time with a zone as the duration since 1970, and any other value unchanged. Python does not always
+    compare such times as instants. When a zone repeats an hour, Python treats both passes as equal within the zone, and
+    as unequal to every time in another zone."""
     return value - _EPOCH if isinstance(value, datetime) and value.tzinfo else value

@@ -1,5 +1,5 @@
-"""Connections to the database. Each call opens and closes its own: an idle connection may break, and in between, SQLite
-and DuckDB admit other processes."""
+"""Connections to the database. Each call opens a connection and closes it again, because an idle connection may break,
+and because other processes need access to a SQLite or DuckDB file in between."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def _connected(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  
 
 
 _NO_CONNECTION, _NO_TLS, _NO_METHOD = 2003, 2026, 2061
-"""PyMySQL's numbers: the connection failed, it can't be encrypted, or the user's authentication method is missing."""
+"""PyMySQL's error numbers for a failed connection, a connection that can't be encrypted, and an authentication method
+that is not installed."""
 
 _TEMPORARY_IN_POSTGRES = (
     *("08", "40", "53000", "53100", "53200", "53300", "57", "25006", "25P02", "25P03", "25P04", "55P03"),
@@ -159,7 +160,7 @@ _WORDS_FOR_ADVICE = (
     (re.compile("unable to open database file|^IO Error: |readonly database|read-only mode"), _FILE),
     (re.compile("certificate|private key|SSL"), _ENCRYPTION),
 )
-"""The same by text, for errors without a code."""
+"""Patterns in an error's text, each with what to do about the refusal. For errors without a code."""
 
 
 def advice(error: DBAPIError) -> str:
@@ -174,7 +175,7 @@ def advice(error: DBAPIError) -> str:
 
 
 def is_refusal(error: DBAPIError) -> bool:
-    """Return whether the refusal is permanent, such as for a missing table or privilege."""
+    """Return whether the error is a permanent refusal, for example because of a missing table or privilege."""
     return not is_temporary(error) and not _is_of_another_row(error)
 
 
@@ -184,7 +185,8 @@ def _is_of_another_row(error: DBAPIError) -> bool:
 
 
 def _answer(error: DBAPIError) -> Any:
-    """Return the error's number or SQLSTATE; its text if it has neither. PyMySQL 2 has both."""
+    """Return the error's number or SQLSTATE, or its text if it has neither. For an error with both, as in PyMySQL 2,
+    return the number."""
     first = next(iter(error.orig.args), None) if error.orig else None
     return first if isinstance(first, int) else getattr(error.orig, "sqlstate", None) or first
 
@@ -221,7 +223,8 @@ def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
 
 
 def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
-    """Return the error for a participant's failed call: its vote is no, and nothing of ``what`` is visible."""
+    """Return the error for a participant's failed call. The participant votes no, and nothing of ``what`` is
+    visible."""
     failed = f"{what} could not be written: {first_line(error)}."
     if is_refusal(error):
         return Refused(f"{failed} {advice(error)}")
@@ -229,7 +232,8 @@ def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
 
 
 def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
-    """Return the error for records that could not be written to a staging table, whose only key is the sink's own."""
+    """Return the error for records that could not be written to a staging table. The table's only key is the sink's
+    own, so an integrity error means that the table can't hold a value."""
     first = next(iter(error.orig.args), None) if error.orig else None
     sqlstate = getattr(error.orig, "sqlstate", None) or ""
     is_value = first in _VALUES_OF_MYSQL or _VALUES_OF_PYMYSQL in str(first) or sqlstate.startswith(_VALUES_OF_POSTGRES)

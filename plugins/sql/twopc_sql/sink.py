@@ -1,12 +1,12 @@
 """The SQL sink: tasks write to staging tables, and one database transaction moves a decided batch into the table.
 
-It requires nothing of a database except transactions:
+The sink requires nothing of a database except transactions:
 
 - A task reads its staged records back, and refuses a record that the database has changed.
 - Before the decision, the batch is moved in a database transaction that is rolled back. So a table that refuses the
   batch does so before the decision.
-- A commit moves the batch and sets the mark, which a repeated commit finds. A transaction without a row in
-  ``twopc_transactions`` was rolled back.
+- A commit moves the batch and sets the mark in one database transaction, so a repeated commit finds the mark and does
+  nothing. If the mark is older than the batch, a transaction without a row in ``twopc_transactions`` was rolled back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 _TABLE = "table"
-"""The key in a committable's handle of the table for which it was written."""
+"""The key in a committable's handle for the name of the table that the records were written for."""
 
 
 class SqlTransaction(Transaction):
@@ -140,7 +140,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         return written_by_halves(lambda some: self.delete(transaction, some), keys)
 
     def _staging_of(self, transaction_id: TransactionId, columns: Sequence[str], deletes: bool = False) -> str:
-        """Return the name of a staging table, created if missing. Other tasks may be creating it at the same time."""
+        """Create a staging table if it is missing, and return its name. Other tasks may create the same table at the
+        same time."""
         for attempt in (1, 2):
             try:
                 with self._connected(transaction_id.exact) as connection, connection.begin():
@@ -160,7 +161,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId, state: str | None = None) -> Iterator[sa.Connection]:
-        """Lend a database transaction. With ``state``, lock the transaction's row, which must have that state."""
+        """Open a database transaction for a ``with`` block. If ``state`` is given, first lock the transaction's row,
+        which must be in that state."""
         name = transaction_id.exact
         failing = mapped(DBAPIError, write_failed, f"transaction {name} to {self._options}")
         with failing, self._connected(name) as connection, connection.begin():
@@ -171,7 +173,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             yield connection
 
     def _connected(self, name: str) -> sa.Connection:
-        """Return a connection. Waits for up to the lock timeout: only one process at a time can open a DuckDB file."""
+        """Return a connection. Retries for up to the lock timeout, because only one process at a time can open a DuckDB
+        file."""
 
         def connect() -> sa.Connection:
             with mapped(DBAPIError, connect_failed, f"connecting to write {name}"):
@@ -204,8 +207,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     def _require_last_batch(self) -> None:
         """Raise an error if the database lacks the last committed batch. Upholds: no batch follows a lost one, for
-        example after the database was restored while the query was stopped. A database without a mark may not be the
-        one of the log's batches: the log knows only the sink's name."""
+        example after the database was restored while the query was stopped. A database without a mark passes, because
+        the log's batches may have gone to another database: the log identifies the sink only by name."""
         last = self.last_committed_batch_id
         mark = None if last is None else self._mark()
         if last is not None and mark is not None and mark < last:
@@ -285,11 +288,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         yield CheckResult.of("trial of a commit's statement", lambda: self._try(columns))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Move the batch in a database transaction that is rolled back.
+        """Try to move the batch, in a database transaction that is then rolled back.
 
         Raises:
-            LogMismatch: the database has this batch although the log has not decided it: the log is older than the
-                database.
+            LogMismatch: the database already has this batch, although the log has not decided it. The log is older than
+                the database.
         """
         if not committables:
             return committables
@@ -365,7 +368,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._tables.forget(connection, [*found.values()])
 
     def _lost(self, missing: Sequence[str], mark: int | None, what: str) -> TransactionLost | OutcomeUnknown:
-        """Return the error for transactions that are not prepared although the mark does not include their batch."""
+        """Return the error for transactions that are not prepared, although the mark is older than their batch."""
         what += f", but {len(missing)} of them are not prepared, such as {missing[0]}"
         advice = (
             "If 'url' or 'table' was changed, set it back. If the database was restored from a backup, or rows of"
@@ -411,7 +414,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     @contextlib.contextmanager
     def _requesting(self, what: str) -> Iterator[sa.Connection]:
-        """Lend a database transaction, and map its errors. ``what`` names the request."""
+        """Open a database transaction for a ``with`` block, and map its errors. ``what`` names the request in error
+        messages."""
         with self._mapping(what), self._engine.begin() as connection:
             yield connection
 

@@ -1,10 +1,10 @@
-"""The sink's own tables, with all of its statements.
+"""The sink's own tables, and the SQL that moves records from them into the target table.
 
-- ``twopc_transactions`` has a row for each uncommitted transaction, open or prepared.
-- A staging table has the records of such transactions. Its columns are copies of the target table's.
-- ``twopc_batches`` has the mark of each query: its newest committed batch.
+- ``twopc_transactions`` contains one row per uncommitted transaction, open or prepared.
+- A staging table contains the records of these transactions. Its columns are copied from the target table.
+- ``twopc_batches`` stores a mark per sink and query: the newest committed batch.
 
-Rows are locked by an UPDATE without effect, since not every database has SELECT FOR UPDATE.
+Rows are locked with an UPDATE that changes nothing, because not every database supports SELECT FOR UPDATE.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from twopc_sql.options import SqlOptions
 from twopc_sql.records import has_minus_zero, require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
-"""The type of transaction names, and of their common prefix per sink. By default, MySQL would treat A and a as
-equal."""
+"""The column type for the names of transactions, and for the prefix that a sink's transactions share. In MySQL it has a
+binary collation, because the default collation treats A and a as equal."""
 
 LONGEST_SCOPE = 200
-"""The longest scope of a sink, so that a name has room for its five numbers."""
+"""The maximum length of a sink's scope, which leaves room for the five numbers in a transaction's name."""
 
 OPEN, PREPARED = "open", "prepared"
 
@@ -40,10 +40,10 @@ _FOLDS = (
 )
 
 _AT_ONCE = 500
-"""The most names in one statement. Databases limit the number of parameters."""
+"""The maximum number of names in one statement, because databases limit the number of parameters."""
 
 _HEAD = 1 << 16
-"""An upper bound for the bytes of an INSERT before its values."""
+"""An upper bound for the length of an INSERT up to its values, in bytes."""
 
 _KEY, _ORDINAL, _NEWEST = "twopc_key", "twopc_ordinal", "twopc_newest"
 OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
@@ -68,7 +68,8 @@ class Tables:
         self.marks = options.url.get_dialect()().identifier_preparer.format_table(self._batches)
 
     def make(self, engine: sa.Engine) -> None:
-        """Create the tables that every query needs, if they are missing. Another process may be doing the same."""
+        """Create the tables that every query needs, if they are missing. Another process may create them at the same
+        time."""
         try:
             self._metadata.create_all(engine)
         except DBAPIError:
@@ -89,7 +90,7 @@ class Tables:
         return {each["name"]: each["type"] for each in found}
 
     def writable(self, connection: sa.Connection) -> list[str]:
-        """Return the table's columns, without generated ones. DuckDB does not report which columns are generated."""
+        """Return the table's columns, except generated columns. DuckDB does not report which columns are generated."""
         generated = set[str]()
         if connection.dialect.name != "duckdb":
             for each in sa.inspect(connection).get_columns(self._options.table, self._options.schema):
@@ -122,7 +123,7 @@ class Tables:
         connection.execute(self._transactions.update().where(self._transactions.c.name == name).values(**values))
 
     def of_scope(self, connection: sa.Connection, scope: str) -> list[str]:
-        """Return the names of the uncommitted transactions of a sink."""
+        """Return the names of a sink's uncommitted transactions."""
         return [*connection.scalars(sa.select(self._transactions.c.name).where(self._transactions.c.scope == scope))]
 
     def forget(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
@@ -154,8 +155,8 @@ class Tables:
     # Staging tables. --------------------------------------------------------------------------------------------
 
     def make_staging(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
-        """Return the name of the staging table for records with these columns, or for ``deletes`` by them, and create
-        it if it is missing."""
+        """Create the staging table for records with these columns if it is missing, and return its name. With
+        ``deletes``, the table is for the keys of rows to delete."""
         name = self._staging_name(connection, columns, deletes)
         if not sa.inspect(connection).has_table(name, self._options.schema):
             target = self._table(self._options.table, columns)
@@ -169,7 +170,8 @@ class Tables:
         return name
 
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
-        """Return a name that is unique to these columns of the table, in any order, and to their current types."""
+        """Return the name of a staging table. The name depends on these columns of the target table, in any order, and
+        on their current types."""
         types = self.columns(connection, self._options.table)
         what = [self._options.qualified, *(f"{name} {types.get(name)!r}" for name in sorted(columns))]
         kind = "deletes" if deletes else "staged"
@@ -209,7 +211,8 @@ class Tables:
     def _require_short(
         self, connection: sa.Connection, written: Mapping[str, Sequence[Any]], written_bytes: int
     ) -> None:
-        """Refuse a record that is too long for a statement: the server would end the connection, as in an outage."""
+        """Raise RecordRefused for a record that is too long for a statement. The server would close the connection,
+        which would look like an outage."""
         most = connection.scalar(sa.text(self._options.dialect.longest)) or 0
         if 2 * (written_bytes + _HEAD) < most:  # a literal has at most two bytes per byte of the value
             return
@@ -234,7 +237,7 @@ class Tables:
         columns: Sequence[sa.ColumnElement[Any]],
         ours: sa.ColumnElement[bool],
     ) -> Sequence[sa.Row[Any]]:
-        """Return the values in a staging table, with all digits of numbers."""
+        """Read values back from a staging table, with all digits of numbers."""
         select = sa.select(*columns).select_from(table).where(ours).order_by(table.c[_ORDINAL])
         result = connection.execute(select)
         whole = [self._options.dialect.whole.get(code) for _, code, *_ in result.cursor.description]
@@ -245,13 +248,14 @@ class Tables:
         return connection.execute(select.with_only_columns(*all_digits)).all()
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
-        """Apply the transactions' deletes, and copy their records from the staging tables to the target table. For each
-        key, the last record that a transaction has written wins.
+        """Apply the transactions' deletes, and copy their records from the staging tables to the target table. If a
+        transaction has written several records with the same key, the last record wins.
 
         Returns:
-            The number of records and deletes in the staging tables, without records that a trigger has skipped; and the
-            number of deleted keys that the table still has. After the decision, all upserts count: a trigger may skip a
-            row that another writer has made equal since the trial.
+            The number of moved records and deletes, and the number of deleted keys that are still in the table. Records
+            that a trigger has skipped are left out of the count, if the database reports the number of rows. After the
+            decision, all upserts count, because a trigger may skip a row that another writer has made equal since the
+            trial.
 
         Raises:
             OperatorRequired: the types of the table's columns have changed, which could change a value.
@@ -263,7 +267,7 @@ class Tables:
         return sum(inserted) + sum(keys for keys, _ in deleted), sum(left for _, left in deleted)
 
     def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
-        """Return the number of records and deletes of transactions in the staging tables."""
+        """Return the number of records and deletes that these transactions have in the staging tables."""
         tables = ((self._staging(name), names) for name, names in _by(rows, "staged") + _by(rows, "deletes"))
         return sum(_count(connection, ours, table) for table, names in tables for ours in _ours(table, names))
 
@@ -284,7 +288,8 @@ class Tables:
         return moved
 
     def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> tuple[int, int]:
-        """Delete the rows of staged keys. Return the number of keys, and how many of them the table still has."""
+        """Delete the rows with staged keys. Return the number of keys, and the number of keys that are still in the
+        table."""
         key, deleted, left = self._staged_columns(connection, staged, deletes=True), 0, 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
@@ -299,8 +304,8 @@ class Tables:
         return deleted, left
 
     def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
-        """Return the target table's columns in a staging table. Raises OperatorRequired if the target table has changed
-        since."""
+        """Return the columns of a staging table that were copied from the target table. Raises OperatorRequired if the
+        target table has changed since then."""
         columns = [name for name in self.columns(connection, staged) if name not in OURS]
         if staged != self._staging_name(connection, columns, deletes):
             raise OperatorRequired(
@@ -310,7 +315,7 @@ class Tables:
         return columns
 
     def unique_indexes(self, connection: sa.Connection) -> list[UniqueIndex]:
-        """Return the table's indexes that can refuse a row because of others."""
+        """Return the table's indexes that can refuse a row because of another row."""
         columns, inexact = defaultdict[str, set[str | None]](set), defaultdict[str, dict[str, str]](dict)
         table = {"schema": self._options.schema, "table": self._options.table}
         for name, column, is_exact in connection.execute(sa.text(self._options.dialect.unique_keys), table):
@@ -320,11 +325,11 @@ class Tables:
         return [UniqueIndex(name, frozenset(of), inexact=inexact[name]) for name, of in columns.items()]
 
     def try_delete(self, connection: sa.Connection) -> None:
-        """Have the database check a DELETE of no row."""
+        """Have the database check a DELETE statement that deletes no row."""
         connection.execute(sa.delete(self._table(self._options.table)).where(sa.false()))
 
     def try_without_rows(self, connection: sa.Connection, columns: Sequence[str]) -> None:
-        """Have the database check the statement by which ``move`` writes to the table."""
+        """Have the database check the statement with which ``move`` writes to the table, without writing a row."""
         target = self._table(self._options.table, columns)
         connection.execute(self._copy(target, columns, sa.false(), [*target.c]))
 
@@ -344,7 +349,8 @@ class Tables:
 
 
 def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]:
-    """Return each staging table that a column of the rows names, with the names of the transactions in it."""
+    """Return each staging table that is named in the column ``staged`` of the rows, with the names of its
+    transactions."""
     found: dict[str, list[str]] = {}
     for row in rows:
         if (table := getattr(row, staged)) is not None:
@@ -353,7 +359,8 @@ def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]
 
 
 def _key(name: str) -> str:
-    """Return a transaction's key in staging tables: safe under any collation, unlike its name."""
+    """Return the key that identifies a transaction in staging tables. Unlike the transaction's name, the key is safe
+    under any collation."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
