@@ -81,11 +81,11 @@ class Place:
     def new_folder(self) -> str:
         return tempfile.mkdtemp(dir=self.folder)
 
-    def write(self, backend: str, **arguments: Any) -> ForeachBatch:
-        """Return what writes with a new log, into a new target or into the topic."""
+    def write(self, backend: str, topic: str = "target", **arguments: Any) -> ForeachBatch:
+        """Return what writes with a new log, into a new target or, with Kafka, into the topic."""
         limits = {"message.max.bytes": 2**25, "transaction.timeout.ms": HOUR_MS}
         options: dict[str, Callable[[], Mapping[str, Any]]] = {
-            "kafka": lambda: {"bootstrap.servers": self.servers, "topic": "target", **limits},
+            "kafka": lambda: {"bootstrap.servers": self.servers, "topic": topic, **limits},
             "files": lambda: {"path": f"{self.new_folder()}/files"},
             "iceberg": lambda: create_iceberg(self.new_folder(), pa.schema({"value": pa.binary()})),
         }
@@ -110,7 +110,8 @@ def run(quick: bool) -> list[Row]:
         tempfile.TemporaryDirectory() as folder,
         KafkaBroker(Path(folder) / "broker", properties=PROPERTIES, heap_mb=1024) as broker,
     ):
-        broker.create_topic("target", partitions=4)
+        for topic in ("target", "executors"):
+            broker.create_topic(topic, partitions=4)
         broker.create_topic("source", partitions=1)
         assert broker.pid is not None
         place = Place(broker.bootstrap_servers, broker.pid, folder)
@@ -334,7 +335,7 @@ class _Open:
 def _executors(place: Place, kills: int) -> list[Row]:
     """Kill executors of a cluster at any moment of a query's batches, and compare what it wrote."""
     set_java_and_python()
-    write, opened, chance = place.write("kafka"), _Open(place.servers), random.Random(1)  # noqa: S311  # no secret
+    write, opened, chance = place.write("kafka", "executors"), _Open(place.servers), random.Random(1)  # noqa: S311  # no secret
     twopc.register_observer(opened)
     open_at_kills = 0
     with Standalone(Path(place.folder) / "cluster", EXECUTORS) as cluster:
@@ -373,7 +374,7 @@ def _executors(place: Place, kills: int) -> list[Row]:
         done = batches()
         spark.stop()
     expected = map(str, range(done * ROWS))
-    found = difference(expected, in_topic(place.servers, "target"))
+    found = difference(expected, in_topic(place.servers, "executors"))
     what = f"{kills} kills of one of {EXECUTORS} executors"
     counts = {
         "batches": done,
