@@ -242,7 +242,7 @@ class Storage:
                 self.filesystem.rm_file(f"{self.path}/{path}")
 
     def remove_all(self, paths: Sequence[str]) -> None:
-        """Remove many files, up to a thousand per request to a store. Does not report files that remain."""
+        """Remove many files, up to a thousand per request to a store, ignoring missing ones."""
         if len(paths) < 2:
             self._remove_each(paths)
         elif self.is_local:
