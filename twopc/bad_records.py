@@ -89,8 +89,8 @@ def _without_nanoseconds(type: pa.DataType) -> pa.DataType:
 
 def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
-    whose target system does not report which record it refuses. A refused batch must leave nothing written; it is
-    halved and written again, in the order of its records."""
+    whose target system does not report which record it refuses. ``write`` must leave nothing of a refused batch behind.
+    Such a batch is halved, and each half is written in turn, so the records keep their order."""
     try:
         write(batch)
     except RecordRefused as error:

@@ -83,7 +83,8 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def kind(self) -> str:
-        """The name of the error's class in this module. A subclass defined elsewhere has the name of its base."""
+        """The name of the error's class in this module. For a subclass defined elsewhere, the name of its base class
+        here."""
         return next(base.__name__ for base in type(self).__mro__ if base.__module__ == __name__)
 
     @property
@@ -240,8 +241,9 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure came at three starts of the query, or for more than two minutes in one, without a decided batch
-    in between. A failure that usually passes, such as the loss of a process, came in sixty different minutes.
+    """The same failure occurred at three starts of the query, or for more than two minutes within one start, and no
+    batch was decided in between. For a failure that usually passes, such as the loss of a process, the limit is sixty
+    different minutes.
 
     Eight starts that failed in different ways count, too. Correct the cause that the message quotes, and start the
     query again.
@@ -251,9 +253,9 @@ class RepeatedFailure(OperatorRequired):
 class TransactionLost(OperatorRequired):
     """The target system rolled back a transaction that had been decided. Its records are not visible.
 
-    With replay copies the records are written again: start the query with those that it had. If the message has ``can
-    be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by other means, then give
-    the transaction up with ``twopc abandon``.
+    With replay copies, twopc writes the records again: start the query with the same replay copies as before. If the
+    message contains ``can be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by
+    other means, then give the transaction up with ``twopc abandon``.
     """
 
 
