@@ -79,8 +79,8 @@ def doctor(
 def checks_of(
     sinks: Mapping[str, TwoPhaseCommitSink[Any]], log: str | os.PathLike[str] | LogStore | None
 ) -> Iterator[tuple[str | None, Iterator[CheckResult]]]:
-    """Yield each sink's name and its checks, which run lazily. The checks of the log, if any, come first, under
-    None."""
+    """Yield each sink's name and its checks, which run lazily. The checks of the log, if any, come first, under the
+    name None."""
     if log is not None:
         yield None, _checks_of_log(log, sinks)
     for name, sink in sinks.items():

@@ -89,7 +89,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
 
 ROWS_AT_ONCE = 2**18
-"""How many rows of a file are read at a time, and the least number that is compared with the keys at a time."""
+"""How many rows of a file are read at a time. Each comparison with the keys covers at least this many rows, unless they
+exceed the limit on bytes."""
 
 READERS = 8
 """The most files that a sink searches for keys at a time."""
@@ -134,8 +135,8 @@ def in_shares(
 def find_rows(
     keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
 ) -> Iterator[tuple[FileT, array[int]]]:
-    """Yield the positions of the rows that have one of ``keys``, with their file. A file may come several times, once
-    per part. ``keys`` contain no nulls.
+    """Yield each file with the positions of its rows whose key is one of ``keys``. A file may be yielded several times,
+    once per part. ``keys`` contain no nulls.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as candidate keys, which makes
     the time per row nearly independent of the number of keys. Parts with many bytes are searched earlier: together, all
@@ -180,7 +181,7 @@ def _found(keys: pa.Table, parts: Sequence[Part[FileT]]) -> Iterator[tuple[FileT
 
 
 def _positions_of(keys: pa.Table, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Return the positions of the rows that have one of the keys, in ascending order."""
+    """Return the positions of the rows whose key is one of ``keys``, in ascending order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -224,11 +225,12 @@ def check_key(
     numbered: Collection[str] | None = None,
 ) -> None:
     """Check that a record can replace a row of a table by ``key``, and that only the key selects the row. ``written``:
-    the columns of the records. ``numbered``: those to which the database assigns a new number in each record; None if
+    the columns of the records. ``numbered``: the columns in which the database gives each record a new number; None if
     unknown. ``any_replaces``: whether the database replaces a row that is equal in any unique index.
 
     Raises SchemaMismatch if the records lack a column of the key. Raises ConfigurationError if no unique index is on
-    exactly these columns, if it treats different keys as equal, or if another unique index may also select a row.
+    exactly these columns, if that index treats different keys as equal, or if another unique index may also select a
+    row.
     """
     for name in key:
         if name not in written:

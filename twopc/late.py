@@ -1,4 +1,5 @@
-"""Reports a batch that takes longer than a sink allows while participants still write, not after hours in vain."""
+"""Reports a batch that exceeds a sink's time limit while participants are still writing, not after hours of wasted
+work."""
 
 from __future__ import annotations
 

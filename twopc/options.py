@@ -28,12 +28,12 @@ from twopc.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of values.
+    """A kind of option value.
 
     Attributes:
         values: the column "values" in the documentation, as Markdown.
         must_be: completes the sentence "the option 'x' must be …".
-        read: converts what a user gave to a value. Raises ValueError or TypeError if that is not possible.
+        read: converts the user's input to a value. Raises ValueError or TypeError if the input can't be converted.
     """
 
     values: str
@@ -228,7 +228,7 @@ def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], other
     Args:
         owner: the name for errors, such as ``the audit sink``.
         options: the options to read.
-        given: what the user gave.
+        given: the user's options.
         others: the options that the backend passes on, in words.
 
     Raises:
@@ -278,7 +278,7 @@ def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option
     """Check that all names in ``given`` are names of ``options``.
 
     Raises:
-        ConfigurationError: one is not.
+        ConfigurationError: a name is unknown.
     """
     known = names(options)
     if strangers := sorted(str(name) for name in given if name not in known):

@@ -38,7 +38,7 @@ def recognize(
 
     A batch before the newest decided one is recognized by its reads, as long as its entry, ``earlier``, is kept. So a
     query whose checkpoint is several batches behind repeats them one by one, and its state catches up. Raises
-    LogMismatch: the batch is out of order, was decided with other ``reads``, or ``follows`` another batch than the
+    LogMismatch: the batch is out of order, was decided with other ``reads``, or ``follows`` a batch other than the
     decided one.
     """
     if earlier is not None and earlier.reads is not None:
@@ -109,8 +109,8 @@ def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: 
 
 
 def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Check that a new batch begins where the newest decided one ended. Upholds: no record falls between the two, or is
-    in both. Raises LogMismatch: the batch begins elsewhere."""
+    """Check that a new batch begins where the newest decided one ended. Upholds: no record is left out between the two
+    batches, or is in both. Raises LogMismatch: the batch begins elsewhere."""
     if decided is None or now is None:
         return
     if isinstance(decided, dict) and isinstance(now, dict):
@@ -162,7 +162,7 @@ def shown(found: Sequence[Difference]) -> str:
 
 
 def _numbered(found: Sequence[Difference]) -> dict[str, list[float]]:
-    """Return the differences of the numbers at numbered keys, by path."""
+    """Return the numeric differences between values at numbered keys, such as partitions, by the path above the key."""
     apart: dict[str, list[float]] = {}
     for each in found:
         path, _, key = each.path.rpartition(".")

@@ -24,10 +24,12 @@ FACTORED_FROM = 100
 """The least number of transactions that are factored. Fewer take little space, and are easier to read in full."""
 
 LONGEST_LIST = 4
-"""Lists of one length up to this get a node per item. Longer lists mostly differ in length between transactions."""
+"""Lists of equal length get a node per item if they have at most this many items. Longer lists mostly differ in length
+between transactions."""
 
 MOST_EXPANDED = 256 * 1024 * 1024
-"""The most bytes of the template times its rows. No coordinator writes more, which would fill the memory."""
+"""The greatest product of the template's bytes and its number of rows. No coordinator exceeds it; a greater one would
+fill the memory."""
 
 _EACH = "each"
 

@@ -47,7 +47,7 @@ class Notices:
 
     def post(self, tail: Entry, event: CallRetried, ended: threading.Event | None = None) -> None:
         """Record beside the log which call has no answer, unless it has ``ended``. ``tail``: the log's newest entry.
-        Does nothing while another notice is being written, because commits would wait for the store, too."""
+        Does nothing while another notice is being written, because otherwise commits would also wait for the store."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
         if not self._lock.acquire(blocking=False):
