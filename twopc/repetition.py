@@ -15,8 +15,8 @@ from twopc.log import steps
 from twopc.log.entries import Entry, repeated
 
 STARTS_AT_MOST = 3
-"""How many starts may fail in the same, unclassified way before a decision. A failure that passes by itself has passed
-by then, because each start takes a while and a supervisor waits between starts."""
+"""How many starts may fail in the same, unclassified way before a decision. A failure that passes by itself will have
+passed by then, because each start takes a while and a supervisor waits between starts."""
 
 FAILED_STARTS_AT_MOST = 8
 """How many starts may fail in different, unclassified ways before a decision."""
@@ -30,9 +30,9 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
     asks for no repetition, because a newer one may have settled what this one failed at.
 
     If the error ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the log's
-    first decision. After that, the error is returned unchanged. If the query or the next rest tries again, the look is
-    not repeated. The look comes before the count, because a newer coordinator may have left its own note. A second look
-    precedes a call for an operator, because a newer coordinator may have opened during the count.
+    first decision. After that, the error is returned unchanged. If the query or the next rest will try again anyway,
+    the look is not repeated. The look comes before the count, because a newer coordinator may have left its own note. A
+    second look precedes a call for an operator, because a newer coordinator may have opened during the count.
 
     After an append in doubt, the entry that fences may be this coordinator's own. Either way, the next start learns the
     outcome, so the error is returned unchanged and is not counted.

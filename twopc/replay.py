@@ -41,7 +41,8 @@ class DamagedCopy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplayCopies:
-    """A folder of replay copies at any URL that fsspec opens. A value, pickled with its sink for the participants.
+    """A folder of replay copies at any URL that fsspec opens. A value that is pickled with its sink for the
+    participants.
 
     Attributes:
         url: the folder.
@@ -154,8 +155,8 @@ class ReplayCopy:
 
     def finish(self) -> str:
         """Make the copy durable, read it back from the store, and return its name, for the committable. On a disk, the
-        sync suffices, and reading would only return the kernel's cached pages. Raises ConfigurationError if the store
-        returns other contents."""
+        sync suffices, so the copy is not read back: the kernel would only return its cached pages. Raises
+        ConfigurationError if the store returns other contents."""
         self._stream.close()
         self._file.write(self._digest.digest())
         self._file.flush()

@@ -28,7 +28,7 @@ _NUMBERS = {
     **dict.fromkeys(("PublicAccessNotPermitted", "AccountIsDisabled"), errno.EACCES),
     "InvalidBlockList": errno.ENOENT,
 }
-"""Codes with one meaning, whatever the status."""
+"""Error codes that have the same meaning with any status."""
 
 
 class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
@@ -168,7 +168,7 @@ class _File(AzureBlobFile):  # type: ignore[misc]
 
 def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
     """Translate an error of Azure's client, or of a library below it. ``has_had_an_answer``: whether the store has
-    answered this client before, so that its credentials were right."""
+    answered this client before, which shows that the client's credentials were right."""
     if isinstance(error.__cause__, AzureError):  # adlfs wraps errors of an upload
         error = error.__cause__
     code = _code(error)

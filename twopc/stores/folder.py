@@ -42,7 +42,7 @@ class Folder(ABC):
 
     @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> None:
-        """Create the file, durable and whole or not at all. Create the folder if it is missing.
+        """Create the file: durable and complete, or not at all. Create the folder if it is missing.
 
         Removes leftovers of killed writers that ``names`` has seen, if they are older than an hour.
 
@@ -79,14 +79,14 @@ class Folder(ABC):
         """Return when a file was written, by the store's own clock."""
 
     def _see(self, names: list[str]) -> list[str]:
-        """Record which of the listed names a killed writer may have left."""
+        """Record which of the listed files a killed writer may have left behind."""
         self._leftovers = [name for name in names if name.endswith((ASIDE, PROBE))]
         return names
 
     def _remove_leftovers(self, mine: str) -> None:
         """Remove leftovers of killed writers. Their age is measured by the store's clock alone, so that clocks of
-        different machines are never compared. A writer that only slept can no longer name its file. Its outcome is
-        unknown, so it tries again."""
+        different machines are never compared. If a writer was only asleep, it can no longer give its file the final
+        name. The outcome of that attempt is unknown, so the writer tries again."""
         leftovers, self._leftovers = self._leftovers, []
         for name in leftovers:
             with contextlib.suppress(Exception):  # leftovers only cost space
