@@ -126,7 +126,8 @@ class Committable:
 
 
 def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Committable]]:
-    """Return committables by transactional id. Several may share one: only with the handle is it unique."""
+    """Return committables by transactional id. Several committables may share an id, which is unique only together with
+    the handle."""
     found: dict[str, list[Committable]] = {}
     for each in committables:
         found.setdefault(each.transaction_id, []).append(each)
@@ -141,8 +142,8 @@ def among(committables: Iterable[Committable]) -> Callable[[Committable], bool]:
 
 
 Vote: TypeAlias = dict[str, Committable]
-"""The yes votes of one participant: sink name → its pre-committed transaction. Sinks that it wrote nothing to are
-absent."""
+"""The yes votes of one participant: sink name → its pre-committed transaction. Sinks to which the participant wrote
+nothing are absent."""
 
 
 def _count(value: JsonValue) -> int | None:

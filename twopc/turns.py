@@ -22,8 +22,8 @@ ResultT = TypeVar("ResultT")
 class Turns:
     """The locks that admit callers. Each is taken within a ``try``, so that no interrupt leaves it locked.
 
-    ``start`` identifies a start of the query, in which a repeated failure counts once. Coordinators of one start in
-    several processes share it.
+    ``start`` identifies a start of the query. A repeated failure counts once per start. Coordinators in several
+    processes share the identifier if they belong to the same start.
     """
 
     def __init__(self, performer: Performer) -> None:

@@ -34,7 +34,7 @@ class LogStoreContract(ABC):
     """
 
     races = 20
-    """How many slots the writers race for. Each may have a different winner."""
+    """How many slots the writers race for. Each slot may have a different winner."""
 
     @abstractmethod
     def make_store(self) -> LogStore:
