@@ -165,7 +165,7 @@ def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
 
 
 def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:
-    """Check that a table has the columns of a key. Raises ConfigurationError, which names a missing one."""
+    """Check that a table contains all columns of a key. Raises ConfigurationError, which names a missing column."""
     for name in key:
         if name not in columns:
             raise ConfigurationError(

@@ -114,7 +114,7 @@ class Coordinator:
 
     @property
     def next_batch_id(self) -> int:
-        """The first batch that the log has not decided, where a loop without Spark begins after a restart.
+        """The id of the first undecided batch, with which a loop without Spark begins after a restart.
 
         Reads the log and opens nothing. Call ``recover`` first: after a crash, the last batch may be decided and
         uncommitted, and perhaps no later call commits it.
@@ -158,8 +158,8 @@ class Coordinator:
             reads: what the batch reads from its source, as JSON, such as offsets. It must be the same whenever this
                 batch is run again, and different for every other batch. It identifies the batch; without it, only the
                 number does.
-            follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
-                In a dictionary, top-level keys that ``follows`` lacks are not compared.
+            follows: what the previous batch read according to the checkpoint. A new batch begins where the previous
+                batch ends. In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: when participants began, by this machine's ``time.perf_counter``, if that was before this call.
             opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this coordinator
                 resumed that incarnation. Used for the metrics.

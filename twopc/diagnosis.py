@@ -28,7 +28,7 @@ hexadecimal digits. The value is constant, so that the next run finds the transa
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The results of all checks. Its text has one status line per check.
+    """The results of all checks. As text, one status line per check.
 
     Attributes:
         results: the results for the commit log, then those for each sink.

@@ -78,7 +78,8 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def message(self) -> str:
-        """The text without the commands that describe this error's class and those of errors that it quotes."""
+        """The text without the commands that describe error classes, both of this error and of errors that it
+        quotes."""
         return _LINK.sub("", str(next(iter(self.args), "")))
 
     @property
@@ -170,7 +171,7 @@ class RecordRefused(Refused):
 
     Attributes:
         task: the number of the batch's partition that held the record.
-        record: the record's position among those that this task wrote to the sink, from 0.
+        record: the position of the record among all records that this task wrote to the sink, from 0.
         topic: the record's destination.
         partition: the partition of the topic.
         column: the column with the offending value.

@@ -112,9 +112,9 @@ def mapped(
     *what: Any,
     hides_cause: bool = False,
 ) -> Iterator[None]:
-    """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides an error that may
-    show secrets; one that may show values of a refused record is always hidden. The project's own errors pass
-    through."""
+    """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides a client's error
+    that may show secrets. An error that may show values of a refused record is always hidden. The project's own errors
+    pass through."""
     try:
         yield
     except TwoPhaseCommitError:
@@ -183,8 +183,8 @@ class Lag:
 
 
 def lost_batches(shows: str, advice: str) -> LogMismatch:
-    """Return the error for a target system that lacks a committed batch. ``shows``: what it had, and what it shows.
-    ``advice``: how to continue once the records are restored."""
+    """Return the error for a target system that lacks a committed batch. ``shows``: which batch the system had, and
+    which batch it shows now. ``advice``: how to continue once the records are restored."""
     return LogMismatch(
         f"{shows}: it has lost a commit, or the table was restored from a copy or created again, or the sink wrote"
         f" elsewhere meanwhile. No batch is decided until that is settled. {advice}"

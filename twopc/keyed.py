@@ -26,7 +26,8 @@ ResultT = TypeVar("ResultT")
 
 
 class KeyedSink(TwoPhaseCommitSink[TransactionT]):
-    """A sink that can hold one record per key: a record replaces the one with its key, and a delete removes that one.
+    """A sink that can hold one record per key: a record replaces the existing record with its key, and a delete removes
+    the record with its key.
 
     A batch's transactions name each key at most once, in a ``write`` or in a ``delete``: the caller has grouped the
     records by key and kept the last of each. So the order of a batch's calls does not matter, neither within a
@@ -76,8 +77,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
     def delete_valid(self, transaction: TransactionT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         """Delete the keys that the sink accepts, and yield a refusal for each of the others, with its position in
-        ``keys``. Called instead of ``delete`` if the query has a sink for bad records. The default works like that
-        of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
+        ``keys``. Called instead of ``delete`` if the query has a sink for bad records. The default works like the
+        default of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
 
         Raises:
             RecordRefused: the refusal does not concern a single key of this batch.

@@ -16,9 +16,9 @@ TOLD_AT = (0.5, 1.0)
 
 @contextlib.contextmanager
 def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading.Event], object]) -> Iterator[None]:
-    """While the block runs, call ``tell`` on a separate thread when half of ``within_s`` has passed and when all of it
-    has. ``tell`` gets the seconds since the block began, and an event that is set when the block ends. The block waits
-    for ``tell`` to return, unless interrupted."""
+    """While the block runs, call ``tell`` on a separate thread when half of ``within_s`` has passed, and again when all
+    of it has passed. ``tell`` gets the seconds since the block began, and an event that is set when the block ends. The
+    block waits for ``tell`` to return, unless interrupted."""
     if within_s is None:
         yield
         return

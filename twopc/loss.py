@@ -30,7 +30,7 @@ from twopc.transactional_ids import Round
 EVERY_PARTITION = range(2**31)
 
 Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
-"""Sink name → name of the lost transaction → the transaction that now has its records."""
+"""Sink name → name of the lost transaction → the transaction that replaces it."""
 
 
 class RecomputableLoss(TransactionLost):

@@ -48,8 +48,8 @@ class Option:
     Attributes:
         name: the name that users write.
         kind: the values that it takes.
-        meaning: what it does, and why it has its default. Markdown without relative links, because several pages show
-            it.
+        meaning: what the option does, and the reason for its default. Markdown without relative links, because several
+            pages show it.
         default: the value if the user gives none, or None.
         default_text: the default in words for the documentation, as Markdown, if needed.
         needed: whether the user must give it.
@@ -221,7 +221,8 @@ UPSERT_BY = Option(
 
 
 def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], others: str = "") -> dict[str, Any]:
-    """Return the values of ``options``: those that the user gave, and the defaults of others that have one.
+    """Return the values of ``options``: the user's values, and the defaults, if any, of the options that the user did
+    not give.
 
     Unknown names in ``given`` are ignored, because some backends pass them on. Others call ``refuse_unknown``.
 

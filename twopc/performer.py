@@ -63,8 +63,9 @@ Then the round is rolled back, because it may hold locks in other target systems
 class Performer:
     """Calls the sinks and the log for one coordinator. For the arguments see ``Coordinator``.
 
-    ``phase`` is the protocol's current phase, ``metrics`` those of the running batch, ``waits`` the calls that target
-    systems have not answered, and ``notices`` writes the notice beside the log that ``twopc status`` reads.
+    ``phase`` is the protocol's current phase, ``metrics`` contains the metrics of the running batch, ``waits`` contains
+    the calls that target systems have not answered, and ``notices`` writes the notice beside the log that ``twopc
+    status`` reads.
     """
 
     life: Life = field(init=False)

@@ -187,12 +187,12 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _commit(self, connection: ConnectionT, name: str, what: str, table: Any) -> bool:
-        """Commit a prepared transaction. Return False if the server no longer has it, or did not confirm the commit.
-        ``table`` has the marker."""
+        """Commit a prepared transaction. Return False if the server no longer has the transaction, or did not confirm
+        the commit. ``table`` holds the marker."""
 
     @abstractmethod
     def _roll_back(self, connection: ConnectionT, name: str, what: str, table: Any) -> None:
-        """Roll back a prepared transaction, if it exists. ``table`` has the marker."""
+        """Roll back a prepared transaction, if it exists. ``table`` holds the marker."""
 
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:

@@ -3,7 +3,7 @@
 If a target system rolls back a decided transaction, as Kafka does after a timeout, its records are written again from
 the copy, in a new transaction that the amended decision names. A copy is an Arrow IPC stream, named by the exact
 transactional id of the attempt that wrote it, and followed by the stream's SHA-256. Arrow streams have no checksum, and
-one that was cut off between two record batches looks complete.
+a stream that was cut off between two record batches looks complete.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReplayCopies:
             raise DamagedCopy("its contents are not those that were written")
 
     def can_replace(self, lost: Committable) -> bool:
-        """Read the copy of ``lost``, and return whether it has all records."""
+        """Read the copy of ``lost``, and return whether the copy contains all records of that transaction."""
         if lost.replay_copy is None:
             return False
         try:

@@ -110,8 +110,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """
 
     def commit_many(self, committables: Sequence[Committable]) -> Collection[str]:  # noqa: ARG002
-        """Try to commit decided transactions at a lower cost than one by one. Return the ids of those committed, as if
-        ``commit`` had returned for them.
+        """Try to commit decided transactions at a lower cost than one by one. Return the ids of the transactions that
+        this call has committed. Each counts as if ``commit`` had returned for it.
 
         The coordinator calls ``commit`` for each of the others. ``commit`` alone determines their outcome, even if a
         request of this call arrives late. Errors are logged and do not stop the commit. This sink's commits wait for
@@ -128,8 +128,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     @abstractmethod
     def abort(self, committable: Committable) -> None:
-        """Roll back the transaction that ``committable`` names: exactly that one, and never a later one of the same
-        name. Idempotent: aborting a transaction that is gone succeeds.
+        """Roll back exactly the transaction that ``committable`` identifies, and never a later one with the same name.
+        Idempotent: aborting a transaction that is gone succeeds.
         """
 
     @abstractmethod
@@ -207,7 +207,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
         Args:
             batch_id: the batch.
-            committed: sink name → its transactions, as the log has them now: with the replacements of lost ones.
+            committed: sink name → its transactions, as the log records them now. Lost transactions are replaced by
+                those that were written instead.
             given_up: sink name → its transactions that an operator gave up. Their outcome may be unknown, so readers
                 may see their records.
         """
@@ -237,9 +238,9 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Name the datasets that transactions of a decided batch write to, for lineage. Called on the coordinator,
         which only logs an error. Must make no request.
 
-        The names are those that other programs use for the same table, topic or folder (``twopc.datasets``), and
-        contain no credentials. Return None, the default, if the sink does not know them, and an empty sequence if it
-        writes no dataset.
+        Use the names that other programs use for the same table, topic or folder (``twopc.datasets``), without
+        credentials. Return None, the default, if the sink does not know them, and an empty sequence if it writes no
+        dataset.
         """
         return None
 

@@ -28,7 +28,8 @@ class Round:
     same sum.
 
     Attributes:
-        replay: the number of the computation of a decided batch in which its participants write; 0 before the decision.
+        replay: counts the computations of a decided batch, in which participants write its lost records again; 0 before
+            the decision.
     """
 
     incarnation: int
@@ -98,7 +99,7 @@ class TransactionalIdPool:
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
-        """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has it.
+        """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has this id.
 
         Raises:
             ValueError: ``lost`` was not allocated here.

@@ -43,7 +43,7 @@ class Turns:
         """Make a call while no other call and no rest is running. ``what`` names it in errors.
 
         Raises:
-            ConfigurationError: this thread has a turn, or another thread has one and ``waits`` is False.
+            ConfigurationError: this thread already has a turn, or another thread has a turn and ``waits`` is False.
             BaseException: what the call raised, or the error that ``explained`` returned for it.
         """
         within, performer = self.is_mine, self._performer

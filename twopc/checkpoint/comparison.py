@@ -119,7 +119,7 @@ def _ends(folder: CheckpointFolder, planned: Reads | None) -> dict[str, JsonValu
 
 def _unreadable_lists(folder: CheckpointFolder, newest: Mapping[str, JsonValue]) -> Iterator[str]:
     """Yield the file lists that Spark would fail to read at its start. It reads all lists from the newest compact one
-    on, including those of files discovered for a batch that is not planned yet."""
+    on, including lists of files discovered for a batch that is not planned yet."""
     for source, offset in newest.items():
         if (last := number(offset)) is None:
             continue

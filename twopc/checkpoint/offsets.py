@@ -48,7 +48,8 @@ def parse(text: str) -> Reads:
 
 
 def ends_whole(text: str) -> bool:
-    """Return whether an entry ends with a whole offset, as far as JSON shows it. Spark refuses one that is cut off."""
+    """Return whether the last offset of an entry is complete, as far as its JSON shows. Spark refuses an entry that is
+    cut off."""
     offset = text.rpartition("\n")[2]
     if text.startswith(f"{_NAMED}\n"):
         offset = offset.partition(":")[2]
@@ -59,7 +60,7 @@ def ends_whole(text: str) -> bool:
 
 
 def is_entry(reads: Reads) -> bool:
-    """Return whether ``reads`` has the form that ``parse`` returns."""
+    """Return whether ``reads`` is of the form that ``parse`` returns."""
     return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}
 
 

@@ -2,8 +2,8 @@
 
 The offset ``{"logOffset":7}`` is the number of a file in the source's folder of the checkpoint. This file,
 ``sources/0/7``, contains the version and one line per input file that Spark discovered at that moment. By default,
-every tenth file is compact, such as ``sources/0/9.compact``, and repeats all files before it. The numbers are the
-source's own, not those of batches.
+every tenth file is compact, such as ``sources/0/9.compact``, and repeats all files before it. Each source numbers its
+files itself; the numbers are not batch ids.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
 
 
 def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Check that a repeated batch is the one that ``log`` has decided. Upholds: a batch is identified by what it reads,
-    not by its number alone. Raises LogMismatch: the batch reads something else."""
+    """Check that a repeated batch is the batch that ``log`` has decided. Upholds: a batch is identified by what it
+    reads, not by its number alone. Raises LogMismatch: the batch reads something else."""
     if decided is None or now is None:
         if decided is not now:
             missing = "its commit log" if decided is None else "the caller"

@@ -146,8 +146,8 @@ def opened(
     """Return the entry with which a coordinator of query ``owner`` starts after ``tail``. ``sinks``: sink name →
     prefix; None if the coordinator only maintains the log. ``noted``: the failure that the last start noted.
 
-    Raises LogMismatch: the log belongs to another owner, has a batch that is decided but not yet committed to a sink
-    missing from ``sinks``, or records another prefix for a sink.
+    Raises LogMismatch: the log belongs to another owner, contains a batch that is decided but not yet committed to a
+    sink missing from ``sinks``, or records another prefix for a sink.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -173,8 +173,8 @@ def opened(
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
     """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even if its
-    target system never ends it. ``sinks``: sink name → prefix. Raises LogMismatch: a sink has another prefix in this
-    log."""
+    target system never ends it. ``sinks``: sink name → prefix. Raises LogMismatch: the log records another prefix for a
+    sink."""
     for name, prefix in sinks.items():
         known = tail.prefixes.get(name, prefix)
         if known != prefix:

@@ -60,7 +60,7 @@ class History:
 
 
 class NoLog(ConfigurationError):
-    """The folder or store has no entry: no query has begun a log there, or the log is elsewhere."""
+    """The folder or store contains no entry: no query has begun a log there, or the log is elsewhere."""
 
 
 def read_history(log: str | os.PathLike[str] | LogStore) -> History:

@@ -44,7 +44,8 @@ class LogStore(Protocol):
         """Create the entry: durable and complete, or not at all.
 
         Raises:
-            FileExistsError: the slot has an entry. It may be this one, if the store's client repeats a lost request.
+            FileExistsError: the slot contains an entry. That may be this very entry, if the store's client repeats a
+                lost request.
             ConfigurationError: the store can't keep a log; the entry was not written.
             Exception: any other error; the outcome is unknown.
         """
@@ -108,7 +109,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
 
     Raises:
         ConfigurationError: the store is of an unsupported kind, its client is not installed or does not take the
-            options, or the URL has a password.
+            options, or the URL contains a password.
     """
     protocol, path = parsed_place("the commit log", url)
     if protocol in KEEP_A_LOG:

@@ -177,7 +177,7 @@ def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
 
 
 def _code(error: Any) -> str | None:
-    """Return the error code of the reply, from its headers, as a reply to HEAD has no body."""
+    """Return the error code of the reply. The code is read from the headers, because a reply to HEAD has no body."""
     response = getattr(error, "response", None)
     code: str | None = None if response is None else response.headers.get("x-ms-error-code")
     return code

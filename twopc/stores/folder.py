@@ -47,7 +47,8 @@ class Folder(ABC):
         Removes leftovers of killed writers that ``names`` has seen, if they are older than an hour.
 
         Raises:
-            FileExistsError: the name exists, durably. It may be this file, if a client repeats a lost request.
+            FileExistsError: the name exists, durably. The existing file may be this very one, if a client repeats a
+                lost request.
             Unusable: the file was not created.
             Exception: any other error; the outcome is unknown.
         """
@@ -94,8 +95,8 @@ class Folder(ABC):
                     self.remove(name)
 
     def _fault_of_a_trial(self, create: Callable[[str, bytes], None], name: str) -> str | None:
-        """Create a file twice, read it back and find it in the listing, as a log does with its entries. Return why the
-        folder can't keep a log, or None."""
+        """Create a file twice, read it back and look for it in the listing, as a log does with its entries. Return the
+        reason why the folder can't keep a log, or None."""
         is_created = False
         try:
             for _ in range(2):

@@ -69,11 +69,10 @@ class Lost(Exception):
 
 
 class SinkContract(ABC):
-    """What every sink must do, whatever its target system. Collected by pytest in a subclass whose name starts with
-    Test.
+    """Tests for every sink, whatever its target system. pytest collects them in a subclass whose name starts with Test.
 
     Each test calls ``make_sink`` several times. The sinks share one target system, as processes do, and a new sink
-    stands for a process that knows nothing of the one that wrote.
+    stands for a process that knows nothing of the process that wrote.
 
     Tests read records only when their batch is complete and no transaction is open, because a target system may show
     commits in the order in which their transactions began, or only whole batches.
@@ -132,7 +131,7 @@ class SinkContract(ABC):
         return None
 
     def types_taken(self) -> pa.Schema | None:
-        """Return the columns for which values are drawn, by default those of ``sample``; None to draw texts for
+        """Return the columns for which values are drawn, by default the columns of ``sample``; None to draw texts for
         ``value``. Leave out a column if the sink refuses most values of its type by design. The test that draws values
         calls this first, so it may create the target system's table again."""
         self.sink()  # it may create the table
@@ -273,7 +272,8 @@ class SinkContract(ABC):
         self._require_nothing_open(query)
 
     def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int], list[int]]:
-        """Return records, the positions of those that the sink takes, and the positions of those that it refuses."""
+        """Return records, the positions of the records that the sink takes, and the positions of the records that it
+        refuses."""
         records = self.with_bad_records()
         if records is None:
             raise unittest.SkipTest("the sink refuses no record by itself")

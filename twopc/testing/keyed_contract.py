@@ -31,7 +31,7 @@ BATCHES = 12
 
 
 class KeyedSinkContract(ABC):
-    """What every sink with a key must do. Collected by pytest in a subclass whose name starts with Test.
+    """Tests for every sink with a key. pytest collects them in a subclass whose name starts with Test.
 
     Each test calls ``make_sink`` several times, as ``SinkContract`` does. The table is empty at first.
     """
@@ -301,8 +301,8 @@ class KeyedSinkContract(ABC):
     # Processes that are killed. ---------------------------------------------------------------------------------
 
     def test_a_process_killed_at_any_step_of_a_keyed_batch_neither_loses_nor_revives_a_record(self) -> None:
-        """In each of two tasks, each batch replaces a record, inserts one, and deletes the one that the previous batch
-        inserted."""
+        """In each of two tasks, every batch replaces a record, inserts a record, and deletes the record that the
+        previous batch inserted."""
         if not self.picklable:
             raise unittest.SkipTest("no other process can reach the target system")
         choice = Choice.given(self.kills)

@@ -168,7 +168,7 @@ def killed_at_each_step(
         steps, not all ``batches`` are written.
 
     Raises:
-        AssertionError: a process could not continue where the one before it was killed.
+        AssertionError: a process could not continue where the previous process was killed.
     """
     orders = Orders(
         name=name,

@@ -24,7 +24,7 @@ FIRST_ROUND = Round(incarnation=1, batch_id=0)
 
 
 class Query:
-    """Makes every call with a new sink, like a process that knows nothing of the one before.
+    """Makes every call with a new sink, like a process that knows nothing of the previous process.
 
     Args:
         make_sink: returns a new, unbound sink.
@@ -49,7 +49,7 @@ class Query:
         self._patience_s = patience_s
 
     def answered(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
+        """Repeat a call while it raises ``Retriable``, as a coordinator does, for up to ``patience_s``. Then raise the error."""
         return answered(self._patience_s, call, *arguments)
 
     def sink(self) -> TwoPhaseCommitSink[Any]:
@@ -133,7 +133,7 @@ class Query:
 
 
 def answered(patience_s: float, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
+    """Repeat a call while it raises ``Retriable``, as a coordinator does, for up to ``patience_s``. Then raise the error."""
     return until_answered("a test", call, *arguments, tell=_tell_nobody, patience_s=patience_s)
 
 
