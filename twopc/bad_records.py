@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | None:
     """Return the position of the first bad value of ``column``, or None. ``are_fine`` returns whether all values of a
-    slice are good. Bisects, because a cast fails only as a whole."""
+    slice are good. The column is bisected, because a failed cast does not name the value."""
     if are_fine(column):
         return None
     first, count = 0, len(column)

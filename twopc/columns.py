@@ -89,8 +89,9 @@ def check_fixed_columns(
     fits: Callable[[str, pa.DataType], bool],
     converted: Callable[[str, pa.DataType], str],
 ) -> None:
-    """Check records for a sink with predefined columns, such as ``key``. Each column must be one of these, occur once
-    and have a fitting type, and ``value`` must be there. Raises SchemaMismatch, which names the column.
+    """Check records for a sink with predefined columns, such as ``key``. Each column must be one of the predefined
+    columns, occur once and have a fitting type. The column ``value`` must be there. Raises SchemaMismatch, which names
+    the column.
 
     Args:
         schema: the schema of the records.

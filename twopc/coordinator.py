@@ -156,8 +156,8 @@ class Coordinator:
             phase_one: has participants write the batch's records, and returns the votes of the winning attempts, one
                 per partition. Called once, or not at all if the batch is already decided.
             reads: what the batch reads from its source, as JSON, such as offsets. It must be the same whenever this
-                batch is run again, and different for every other batch. It identifies the batch; without it, only the
-                number does.
+                batch is run again, and different for every other batch. ``reads`` identifies the batch; without it,
+                only the number identifies the batch.
             follows: what the previous batch read according to the checkpoint. A new batch begins where the previous
                 batch ends. In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: when participants began, by this machine's ``time.perf_counter``, if that was before this call.
@@ -175,7 +175,7 @@ class Coordinator:
             LogMismatch: the log records other ``reads`` for this batch, or its reads for the previous batch differ from
                 ``follows``; or the batch is neither the newest decided batch nor the next one. Nothing was written.
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
-            TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
+            TwoPhaseCommitError: any other error in ``twopc.errors``, which lists what to do about each.
         """
 
         def batch() -> BatchFinished:
@@ -270,7 +270,8 @@ class Coordinator:
     def rest(self) -> None:
         """Record in the log that everything decided is committed, and roll back transactions that lost attempts began
         after the last sweep. Does nothing while a batch runs or before an incarnation is open. Rolls nothing back
-        before the first ``run``, because participants of another process may already have voted for it.
+        before the first ``run``, because participants of another process may already have voted in the batch that
+        ``run`` will decide.
 
         Raises:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises Fenced, too.

@@ -166,7 +166,7 @@ RemoveCopy = NamedTuple("RemoveCopy", [("sink", str), ("name", str)])  # at once
 
 
 class Repeat(NamedTuple):  # the steps' result
-    """Take a sequence of steps, such as a sweep, again from its start until every call is answered."""
+    """Take a sequence of steps, such as a sweep, and start it over until every call is answered."""
 
     what: str
     steps: Look

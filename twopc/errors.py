@@ -158,13 +158,13 @@ class SchemaMismatch(Refused):
 
 
 class RecordRefused(Refused):
-    """A sink can never write a record as it is, or never to its destination.
+    """A sink can never write a record as it is, or can never write it to its destination.
 
     Filter or correct the record in the query, and start again. The attributes locate it; the message shows no value of
     it.
 
-    A sink raises this error with the record's position in the record batch; the participant adds where that batch comes
-    from.
+    A sink raises this error with the record's position in the record batch. The participant adds the origin of that
+    record batch.
 
     Args:
         reason: what is wrong, and what to do.

@@ -225,8 +225,8 @@ def passes(error: BaseException) -> bool:
     """Return whether a failure is known to pass, though it may come again.
 
     An append in doubt passes, but is never an outage, whatever the store's client raised. The failure is counted in a
-    notice beside the log. So whenever it is counted, the store accepts reads and notices but no appends, and such a
-    state may not end by itself.
+    notice beside the log. If that worked, the store accepts reads and notices but no appends, and such a state may not
+    end by itself.
     """
     return is_outage(error) or isinstance(cause_of(error), RoundAborted | InDoubt)
 

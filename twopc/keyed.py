@@ -42,8 +42,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
     A sink that also commits whole batches inherits from both: ``class LakeSink(WholeBatchSink[T], KeyedSink[T])``.
 
     Attributes:
-        takes_repeated_keys: whether a batch that names a key more than once leaves one row for it, or is refused.
-            ``format("twopc")`` requires that, because it does not group records by key.
+        takes_repeated_keys: whether the sink copes with a batch that names a key more than once: the batch leaves one
+            row for the key, or is refused. ``format("twopc")`` requires that, because it does not group records by key.
     """
 
     takes_repeated_keys: ClassVar[bool] = False
@@ -122,9 +122,9 @@ class Part(Generic[FileT]):
 def in_shares(
     search: Callable[[Sequence[FileT], threading.Event], ResultT], files: Sequence[FileT], is_local: bool
 ) -> list[ResultT]:
-    """Search files on threads, and return each thread's result. Local files get one thread per processor, as more would
-    take memory and save no time. Files in an object store get ``READERS`` threads, which mostly wait. ``search`` passes
-    its event to ``find_rows``."""
+    """Search files on threads, and return each thread's result. Local files get one thread per processor, because more
+    threads would take memory and save no time. Files in an object store get ``READERS`` threads, which mostly wait.
+    ``search`` passes its event to ``find_rows``."""
     given_up = threading.Event()
     at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
     if at_once <= 1:

@@ -1,5 +1,5 @@
-"""What to do when a target system has rolled back a decided transaction: write it again from its replay copy, have its
-batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
+"""Handles decided transactions that a target system has rolled back: write the transaction again from its replay copy,
+have its batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
 
 A batch can be computed again because its decision records what it reads. But a plan that calls ``rand()`` or
 ``current_timestamp()``, or whose source has changed, yields other records. So records are accepted only if their number

@@ -1,4 +1,5 @@
-"""What to do about an error that may come again at each start. No I/O: the functions yield the effects of ``effects``.
+"""Decides what to do about an error that may recur at each start. No I/O: the functions yield the effects of
+``effects``.
 
 A note beside the log's newest entry counts failures before a decision. The next ``open`` takes over the count, and a
 decision ends it.
@@ -22,7 +23,7 @@ FAILED_STARTS_AT_MOST = 8
 """How many starts may fail in different, unclassified ways before a decision."""
 
 MINUTES_AT_MOST = 60
-"""In how many minutes a failure that is known to pass may come before a decision."""
+"""In how many different minutes a failure that is known to pass may occur before a decision."""
 
 
 def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None, start: str) -> Steps[Exception]:
@@ -57,8 +58,8 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 def explained_when_closed(
     life: Life | None, known: Entry | None, error: Exception, batch_id: int | None, start: str
 ) -> Steps[Exception]:
-    """Return the error to raise for an error that came while no incarnation was open. ``life``: this coordinator's last
-    incarnation. ``known``: the newest entry of the log that it has seen.
+    """Return the error to raise for an error that occurred while no incarnation was open. ``life``: this coordinator's
+    last incarnation. ``known``: the newest entry of the log that this coordinator has seen.
 
     The log is read again unless the error is an outage: its newest entry may be an ``open`` that was in doubt.
     """

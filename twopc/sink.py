@@ -151,8 +151,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Refuse a schema that the sink can't write, before anything is written. Runs on the coordinator if it knows
-        the schema, else on the participant. For the first batch, it runs before the sink is bound to a log, so it must
-        not use ``transactional_ids``.
+        the schema, else on the participant. For the first batch, this runs before the sink is bound to a log, so it
+        must not use ``transactional_ids``.
 
         Raises:
             Refused: the sink can't write such records; the message names the column or the option.
@@ -187,9 +187,10 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Publish a batch whose transactions are all committed, in this sink and in all others except those that commit
         last. Called on the coordinator.
 
-        For metadata that readers of whole batches use, such as a manifest. Called for every decided batch, in order,
-        even one without transactions. Called again after a crash, so it must be idempotent. Raises the same errors as
-        ``commit``. ``commit`` must detect a lost transaction itself, because ``twopc abandon`` calls only ``commit``.
+        Use this for metadata that readers of whole batches need, such as a manifest. Called for every decided batch, in
+        order, even one without transactions. Called again after a crash, so it must be idempotent. Raises the same
+        errors as ``commit``. ``commit`` must detect a lost transaction itself, because ``twopc abandon`` calls only
+        ``commit``.
         """
 
     def announce(
@@ -201,9 +202,9 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Tell readers that a batch is complete in every sink, including those that commit last. Called on the
         coordinator.
 
-        For signals that span several sinks or transactions, such as a batch marker. Called for every decided batch, in
-        order, after ``complete`` has returned for every sink. Called again after a crash, even if it had returned, so
-        readers must recognize a repeated announcement. Raises the same errors as ``complete``.
+        Use this for signals that span several sinks or transactions, such as a batch marker. Called for every decided
+        batch, in order, after ``complete`` has returned for every sink. Called again after a crash, even if it had
+        returned, so readers must recognize a repeated announcement. Raises the same errors as ``complete``.
 
         Args:
             batch_id: the batch.
@@ -358,7 +359,7 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
         always follows, and it alone determines the outcome. It must recognize what this call has made visible, even if
         the call raised, and even if one of its requests arrives late. Errors are logged and do not stop the commit.
 
-        The sinks' commits wait for it, so it must end in bounded time: repeat a request a few times at most.
+        The sinks' commits wait for this call, so it must end in bounded time: repeat a request a few times at most.
 
         Args:
             batch_id: the batch.
@@ -378,7 +379,7 @@ class OpenTransactions:
     Attributes:
         count: the number of open transactions.
         oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if unknown.
-        timeout_s: the age at which the target system itself rolls back the oldest; None if it never does.
+        timeout_s: the age at which the target system itself rolls back the oldest; None if it never rolls one back.
         held_back: each place where committed readers are held back, such as a partition → the position that they can't
             read beyond. None if unknown.
     """

@@ -145,7 +145,7 @@ def _require_known(compared: Comparison, batch_id: int) -> None:
 
 
 class _Changes:
-    """The changes so far, in order, and the checkpoint as it will be after them."""
+    """The changes planned so far, in order, and the state of the checkpoint after them."""
 
     def __init__(self, folder: CheckpointFolder, compared: Comparison) -> None:
         self._folder = folder
@@ -193,7 +193,7 @@ class _Changes:
             )
 
     def plan_again(self, batch_id: int) -> None:
-        """Restore the plan of a batch as it was decided."""
+        """Restore the decided plan of a batch."""
         reads = self._compared.reads[batch_id]
         self._require_files_kept(batch_id, reads)
         self._restore_files(batch_id)

@@ -59,8 +59,8 @@ def as_logged(reads: JsonValue) -> JsonValue:
 
 
 def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:
-    """Check that a batch may come after ``newest``, the newest that ``log`` has decided. Upholds: each batch is decided
-    at most once, and in order. Raises LogMismatch: the batch is neither the newest decided one nor the next."""
+    """Check that a batch may come after ``newest``, the newest batch that ``log`` has decided. Upholds: each batch is
+    decided at most once, and in order. Raises LogMismatch: the batch is neither the newest decided one nor the next."""
     expected = first_batch_id if newest is None else newest + 1
     if batch_id in (newest, expected):
         return

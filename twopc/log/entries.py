@@ -58,7 +58,7 @@ class Abandonment:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """How often a kind of failure has come since the last decision, and when."""
+    """How often a kind of failure has occurred since the last decision, and when."""
 
     # How often it was counted: once per start, and again every ``A_START_S`` of a long start. A failure that is known
     # to pass counts once per ``A_START_S``, over all starts.

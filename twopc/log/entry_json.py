@@ -31,8 +31,8 @@ MOST_TRANSACTIONS = 100_000
 this number is refused before its tasks begin, rather than every time its tasks have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
-"""The longest entry, in bytes. No coordinator writes a longer one, so it is not parsed, which would take many times its
-length in memory. Entries that carry a decision forward are little longer than the decision."""
+"""The longest entry, in bytes. No coordinator writes a longer one. A longer entry is not parsed, because parsing takes
+many times its length in memory. Entries that carry a decision forward are little longer than the decision."""
 
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
 _SHORT = 120  # the most characters of a value on one line

@@ -1,7 +1,7 @@
 """Azure Blob Storage through adlfs, with errors that are reliable enough for a commit.
 
-adlfs passes on most errors of Azure's client, none of which is an OSError, and treats any 404 as an absent file, even
-one from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
+adlfs passes on most errors of Azure's client, none of which is an OSError. It treats any 404 as an absent file, even a
+404 from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
 ``ETIMEDOUT`` would make a TimeoutError, which fsspec replaces with its own.
 
 All uses of adlfs's private names are in this module. They were read in 2026.8.0; the extra ``azure`` excludes releases
@@ -117,7 +117,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         return _File(self, path, mode, block_size or self.blocksize, **keywords)
 
     async def _below(self, path: str, method: str, prefix: str = "", **keywords: Any) -> AsyncIterator[Any]:
-        """Yield what Azure's client lists below a folder under names that begin with ``prefix``."""
+        """Yield the items that Azure's client lists below a folder under names that begin with ``prefix``."""
         container, _, folder = path.rstrip("/").partition("/")
         own = f"{folder}/".lstrip("/")
         client = self.service_client.get_container_client(container)

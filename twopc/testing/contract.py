@@ -904,7 +904,7 @@ class SinkContract(ABC):
             yield participant
 
     def _attempt(self, value: str, round: Round = FIRST_ROUND, *, serial: int) -> Participant:
-        """Return an attempt at a partition that has written ``value``. Use it as a context."""
+        """Return an attempt at a partition, which has written ``value``. Use the attempt as a context."""
         records = self.record_batch([value])
         attempt = self.query().participant(records.schema, round, serial=serial)
         attempt.write(SINK, records)

@@ -160,7 +160,7 @@ def killed_at_each_step(
 ) -> Iterator[str]:
     """Write each of ``batches`` with a separate query, and kill each query but the first at a different step.
 
-    ``patience_s``: how long the target system may give no answer. ``bad_records``: how many records of each record
+    ``patience_s``: how long the target system may fail to answer. ``bad_records``: how many records of each record
     batch are left out. ``deletes``: what each partition of each batch deletes.
 
     Yields:
