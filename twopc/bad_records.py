@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | None:
     """Return the position of the first bad value of ``column``, or None. ``are_fine`` returns whether all values of a
-    slice are good. Bisects, because a cast fails only as a whole."""
+    slice are good. The column is bisected, because a failed cast does not name the value."""
     if are_fine(column):
         return None
     first, count = 0, len(column)
@@ -89,8 +89,8 @@ def _without_nanoseconds(type: pa.DataType) -> pa.DataType:
 
 def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
-    whose target system does not report which record it refuses. A refused batch must leave nothing written; it is
-    halved and written again, in the order of its records."""
+    whose target system does not report which record it refuses. ``write`` must leave nothing of a refused batch behind.
+    Such a batch is halved, and each half is written in turn, so the records keep their order."""
     try:
         write(batch)
     except RecordRefused as error:

@@ -32,8 +32,8 @@ class CheckResult:
         result: passed, warning or failed.
         check: the name of the check: a noun phrase that fits every result, such as ``topic 'orders': replication``.
         detail: what was found, such as ``1 replica``. May be empty if the check passed.
-        advice: what to do now, such as ``use 3``. Empty if the check passed, or if ``detail`` has an error's message,
-            which ends with what to do.
+        advice: what to do now, such as ``use 3``. Empty if the check passed, or if ``detail`` is an error message,
+            which ends with advice itself.
         sink: the sink's name, or None for a check of the commit log. ``twopc.doctor`` fills it in.
         may_pass_later: whether the check failed without a definite answer, so that the driver may be started again.
     """

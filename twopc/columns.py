@@ -53,7 +53,7 @@ def check_columns(schema: pa.Schema, columns: Collection[TableColumn], table: st
 
 
 def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str) -> None:
-    """Check that the columns of ``schema`` fit into a table, which may have more columns. Raises like
+    """Check that the columns of ``schema`` fit into a table, which may have more columns. Raises the same errors as
     ``check_columns``."""
     by_name = {column.name: column for column in columns}
     check_names(schema.names, by_name, table)
@@ -72,8 +72,8 @@ def check_names(
     names: Collection[str], columns: Collection[str], table: str, same: Callable[[str], str] = str, or_else: str = ""
 ) -> None:
     """Check that each column of the records is one of a table's ``columns``, and occurs once. ``same`` maps names that
-    the table can't tell apart to one name. ``or_else`` is further advice on an unknown column. Raises like
-    ``check_columns``."""
+    the table can't tell apart to one name. ``or_else`` is further advice on an unknown column. Raises the same errors
+    as ``check_columns``."""
     if twice := [name for name, count in Counter(map(same, names)).items() if count > 1]:
         raise SchemaMismatch(f"Column names must be unique: rename or drop {twice[0]!r}")
     known, has = {*map(same, columns)}, ", ".join(columns)
@@ -89,8 +89,9 @@ def check_fixed_columns(
     fits: Callable[[str, pa.DataType], bool],
     converted: Callable[[str, pa.DataType], str],
 ) -> None:
-    """Check records for a sink with predefined columns, such as ``key``. Each column must be one of these, occur once
-    and have a fitting type, and ``value`` must be there. Raises SchemaMismatch, which names the column.
+    """Check records for a sink with predefined columns, such as ``key``. Each column must be one of the predefined
+    columns, occur once and have a fitting type. The column ``value`` must be there. Raises SchemaMismatch, which names
+    the column.
 
     Args:
         schema: the schema of the records.
@@ -165,7 +166,7 @@ def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
 
 
 def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:
-    """Check that a table has the columns of a key. Raises ConfigurationError, which names a missing one."""
+    """Check that a table contains all columns of a key. Raises ConfigurationError, which names a missing column."""
     for name in key:
         if name not in columns:
             raise ConfigurationError(
@@ -183,8 +184,8 @@ def not_whole(column: str, table: str) -> SchemaMismatch:
 
 
 def require_keys(records: pa.RecordBatch, key: Collection[str]) -> None:
-    """Check that each record has a value in every column of its ``key``. Where no two nulls are equal, a record with a
-    null key would replace nothing. Raises RecordRefused for a record with a null."""
+    """Check that each record has a value in every column of its ``key``. In a database in which no two nulls are equal,
+    a record with a null key would replace no row. Raises RecordRefused for a record with a null."""
     for name in key:
         require(
             records.column(name),

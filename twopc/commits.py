@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitCall:
-    """One call of phase two, and the transactions of a sink that it commits."""
+    """One phase-two call, and the transactions that it commits, all from one sink."""
 
     sink: str
     committables: tuple[Committable, ...]
@@ -40,10 +40,10 @@ class CommitCall:
 
 
 Due: TypeAlias = "Sequence[tuple[TwoPhaseCommitSink[Any], Sequence[Committable]]]"
-"""Sinks, and their transactions of one decided batch."""
+"""Sinks, each with its transactions from one decided batch."""
 
 Group: TypeAlias = "dict[WholeBatchSink[Any], Sequence[Committable]]"
-"""Sinks that are committed together, and their transactions."""
+"""Sinks that are committed together, each with its transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Wave:
         return [*chain.from_iterable(self._map(len(by_sink), len(by_sink))(self._failures_of_sink, by_sink))]
 
     def _map(self, calls: int, at_once: int) -> Callable[..., Iterable[Any]]:
-        """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` threads."""
+        """Return a function like ``map`` that makes ``calls`` calls, on this thread or on up to ``at_once`` threads."""
         if self.at_once == 1 or calls <= 1:
             return map
         give_up, running = self.waits.given_up.set, self.running
@@ -112,8 +112,8 @@ class Wave:
 
 
 def commit_calls(batch_id: int, due: Due) -> list[CommitCall]:
-    """Return the calls that commit ``due``, in the order of the sinks. The first call of a group commits all its
-    sinks that have transactions together, before their own commits."""
+    """Return the calls that commit ``due``, in the order of the sinks. Within a group, whichever call runs first also
+    makes the joint commit, before any sink of the group is committed by itself."""
     together = dict[str, _Once]()
     for group in _groups(due):
         once = _Once(batch_id, group)
@@ -154,7 +154,8 @@ class _Once:
         self._was_called = False
 
     def then(self, commit: Callable[[], None]) -> None:
-        """Make the call if no thread has, then commit one sink. Only that commit determines the sink's outcome."""
+        """Call ``commit_together`` unless a thread already has, then commit one sink. Only the sink's own commit
+        determines the sink's outcome."""
         with self._lock:
             if not self._was_called:
                 self._was_called = True

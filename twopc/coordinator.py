@@ -1,7 +1,7 @@
 """The coordinator of one query: the public class over the protocol.
 
-``protocol`` decides everything, in order, and ``performer`` does what the protocol asks for. This module admits callers
-one at a time, and has a thread that rests between batches.
+``protocol`` decides everything, in order, and ``performer`` carries out its requests. This module admits callers one at
+a time, and runs a thread that rests between batches.
 
 After any error the coordinator closes itself. The next call opens a new incarnation and recovers first.
 """
@@ -62,7 +62,7 @@ class Coordinator:
             than a sink allows (``seals_within_s``) is reported only when it is sealed.
         rest_interval_s: how long after a batch, and how often from then on, a background thread calls ``rest``; None
             for never.
-        start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the
+        start_timeout_s: how long a target system may fail to answer before the first decision of a new log. After the
             first decision there is no such limit: only the target system's answer ends a decided transaction.
         gives_up: called each time that a target system does not answer. If it returns True, the waiting call raises
             ``Retriable``, and the next call recovers.
@@ -114,7 +114,7 @@ class Coordinator:
 
     @property
     def next_batch_id(self) -> int:
-        """The first batch that the log has not decided, where a loop without Spark begins after a restart.
+        """The id of the first undecided batch, with which a loop without Spark begins after a restart.
 
         Reads the log and opens nothing. Call ``recover`` first: after a crash, the last batch may be decided and
         uncommitted, and perhaps no later call commits it.
@@ -156,26 +156,26 @@ class Coordinator:
             phase_one: has participants write the batch's records, and returns the votes of the winning attempts, one
                 per partition. Called once, or not at all if the batch is already decided.
             reads: what the batch reads from its source, as JSON, such as offsets. It must be the same whenever this
-                batch is run again, and different for every other batch. It identifies the batch; without it, only the
-                number does.
-            follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
-                In a dictionary, top-level keys that ``follows`` lacks are not compared.
+                batch is run again, and different for every other batch. ``reads`` identifies the batch; without it,
+                only the number identifies the batch.
+            follows: what the previous batch read according to the checkpoint. A new batch begins where the previous
+                batch ends. In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: when participants began, by this machine's ``time.perf_counter``, if that was before this call.
-            opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this one resumed
-                it. For the metrics.
+            opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this coordinator
+                resumed that incarnation. Used for the metrics.
             recompute: has participants write partitions of this batch again, each only to the sinks that have lost it,
                 and returns their votes. Called for transactions that a target system has rolled back after their
                 decision, if they were written with hashes (``Participant.write``). If the records differ, the query
                 stops.
             left_out: returns what participants left out of the batch, for the metrics. Called after ``phase_one``.
-            already_decided: called for a batch that is not written again, after its commit. An error that it raises
-                ends the run, and counts like any failure.
+            already_decided: called for a batch that is not written again, after its commit. An error from this function
+                ends the run, and counts like any other failure.
 
         Raises:
-            LogMismatch: the log has other ``reads`` for this batch, or other reads for the previous one than
-                ``follows``; or the batch is neither the newest decided one nor the next. Nothing was written.
+            LogMismatch: the log records other ``reads`` for this batch, or its reads for the previous batch differ from
+                ``follows``; or the batch is neither the newest decided batch nor the next one. Nothing was written.
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
-            TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
+            TwoPhaseCommitError: any other error in ``twopc.errors``, which lists what to do about each.
         """
 
         def batch() -> BatchFinished:
@@ -211,7 +211,7 @@ class Coordinator:
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
 
-        The first ``run`` does the same. Waits for a running batch. Raises like ``run``.
+        The first ``run`` does the same. Waits for a running batch. Raises the same errors as ``run``.
 
         Returns:
             The newest entry of the log.
@@ -242,7 +242,8 @@ class Coordinator:
         self._turns.take("resume", resumed)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
-        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` first. Raises like ``run``."""
+        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` first. Raises the same errors as
+        ``run``."""
         as_read = as_logged(reads), as_logged(follows)
         offer = Offer(batch_id, lambda _: (), *as_read, None, None, self._first_batch_id)
         return perform(protocol.recognize(self._life, offer), self._performer.do)
@@ -251,7 +252,7 @@ class Coordinator:
         """Check that each sink named in ``schemas`` can write records of its schema. For use between batches.
 
         Raises:
-            Refused: a sink can't; nothing was written.
+            Refused: a sink can't write records of its schema; nothing was written.
             TwoPhaseCommitError: like ``run``.
         """
 
@@ -267,12 +268,13 @@ class Coordinator:
         self._turns.take("validate", validated)
 
     def rest(self) -> None:
-        """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
-        sweep. Does nothing while a batch runs or before an incarnation is open. Rolls nothing back before the first
-        ``run``, because participants of another process may already have voted for it.
+        """Record in the log that everything decided is committed, and roll back transactions that lost attempts began
+        after the last sweep. Does nothing while a batch runs or before an incarnation is open. Rolls nothing back
+        before the first ``run``, because participants of another process may already have voted in the batch that
+        ``run`` will decide.
 
         Raises:
-            Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
+            Fenced: a newer coordinator has opened the log. The next ``run`` raises Fenced, too.
             Exception: the log may or may not have been changed. The next ``run`` recovers first.
         """
 
@@ -314,9 +316,10 @@ class Coordinator:
         Within a batch it does nothing, because the batch counts its own failures.
 
         Raises:
-            RepeatedFailure: in place of an error that came again and again.
-            Fenced: in place of any error, which becomes its cause: a newer coordinator has opened the log.
-            InDoubt: in place of any error, which becomes its cause: the log may or may not have the last entry.
+            RepeatedFailure: raised in place of an error that has occurred again and again.
+            Fenced: a newer coordinator has opened the log. Raised in place of any error, which becomes the cause.
+            InDoubt: the log may or may not contain the last entry. Raised in place of any error, which becomes the
+                cause.
         """
         try:
             yield
@@ -363,7 +366,7 @@ class Coordinator:
             The commits that fail.
 
         Raises:
-            LogMismatch: this process does not know the batch as in doubt. Nothing was committed.
+            LogMismatch: this process has no record that the batch is in doubt. Nothing was committed.
             Fenced: a newer coordinator has opened the log.
         """
 
@@ -381,7 +384,7 @@ class Coordinator:
         then on no coordinator commits them. Call ``lost`` before and ``recover`` afterwards.
 
         Raises:
-            LogMismatch: the decision does not name one of them. Nothing was changed.
+            LogMismatch: the decision does not name one of the transactions. Nothing was changed.
             TwoPhaseCommitError: like ``run``.
         """
 

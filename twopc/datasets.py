@@ -1,7 +1,7 @@
-"""Names of datasets in lineage catalogs, for what sinks write to.
+"""Names of the datasets that sinks write to, for lineage catalogs.
 
-They follow OpenLineage's naming conventions (``spec/Naming.md``) like its own integrations, so that catalogs
-connect a sink's output to the jobs that read it.
+The names follow OpenLineage's naming conventions (``spec/Naming.md``), as OpenLineage's own integrations do, so that
+catalogs connect a sink's output to the jobs that read it.
 """
 
 from __future__ import annotations

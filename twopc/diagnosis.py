@@ -22,16 +22,16 @@ from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
 LOG_ID = "doctor"
-"""Stands in for a log id in the names of trial transactions. No real log id, which is twelve hexadecimal digits,
-equals it. It is constant, so that the next run finds what a killed run left behind."""
+"""Placeholder for a log id in the names of trial transactions. It can't equal a real log id, which is twelve
+hexadecimal digits. The value is constant, so that the next run finds the transactions that a killed run left behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The results of all checks. Its text has one status line per check.
+    """The results of all checks. As text, one status line per check.
 
     Attributes:
-        results: of the commit log first, then of each sink.
+        results: the results for the commit log, then those for each sink.
     """
 
     results: tuple[CheckResult, ...]
@@ -42,10 +42,10 @@ class Diagnosis:
         return tuple(result for result in self.results if result.result is CheckStatus.FAILED)
 
     def raise_for_failed(self) -> None:
-        """Return if no check has failed. Warnings raise nothing.
+        """Raise an error if a check has failed. Warnings do not count.
 
         Raises:
-            Retriable: each failed check only got no answer. It may pass later.
+            Retriable: all failed checks failed because they got no answer. They may pass later.
             ConfigurationError: a check failed for another reason.
         """
         if self.failed:
@@ -66,11 +66,11 @@ def doctor(
         sinks: as for ``Coordinator``; a single sink is named ``sink``. The checks run on copies.
         log: the commit log to check, too, or None.
 
-    Run one ``doctor`` at a time per target system. If a target system does not answer, it takes as long as the sink's
-    client waits.
+    Run one ``doctor`` at a time per target system. If a target system does not answer, the checks take as long as the
+    sink's client waits.
 
     Raises:
-        ConfigurationError: there can't be a log at ``log``. Everything else is a result.
+        ConfigurationError: there can't be a log at ``log``. Any other problem is reported as a result.
     """
     named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
     return Diagnosis(tuple(result for _, checks in checks_of(named, log) for result in checks))
@@ -79,7 +79,8 @@ def doctor(
 def checks_of(
     sinks: Mapping[str, TwoPhaseCommitSink[Any]], log: str | os.PathLike[str] | LogStore | None
 ) -> Iterator[tuple[str | None, Iterator[CheckResult]]]:
-    """Yield the sink's name, or None for the log, and its checks, which run lazily."""
+    """Yield each sink's name and its checks, which run lazily. The checks of the log, if any, come first, under the
+    name None."""
     if log is not None:
         yield None, _checks_of_log(log, sinks)
     for name, sink in sinks.items():
@@ -109,8 +110,8 @@ def _checks_of_log(
 
 
 def _grown_topics(entries: Sequence[Entry]) -> Iterator[CheckResult]:
-    """Warn of topics that gained partitions between these entries. A key's newer change may be in a new partition, and
-    may have been read before the older ones."""
+    """Warn about topics that gained partitions between these entries. A key's newer change may be in a new partition,
+    and may have been read before the older ones."""
     known = [
         (entry.decided, partitions_by_topic(entry.reads))
         for entry in entries

@@ -1,4 +1,4 @@
-"""What the protocol asks for. Each effect is a frozen value that ``performer`` performs and answers.
+"""Effects: the requests that the protocol makes. Each is a frozen value that ``performer`` performs and answers.
 
 In ``protocol``, the answer is the result of the ``yield``, and an error is raised there: at once, or only after retries
 if a target system does not answer. Once the batch is decided, retries have no limit.
@@ -78,13 +78,13 @@ class Life:
         return self.log.tail
 
     def remember(self, decision: Decision) -> None:
-        """Add a decision to the pending batches, with a part for every sink, even an empty one: the batch is settled
-        when every sink has completed its part."""
+        """Add a decision to the pending batches. Every sink gets a part, even an empty one, because the batch is
+        settled when all sinks have completed their parts."""
         parts = {name: decision.committables.get(name, ()) for name in self.members}
         self.pending.add(decision.batch_id, parts)
 
     def decision(self, batch_id: int) -> Decision:
-        """Return the unresolved decision of a batch, as the log has it now."""
+        """Return the unresolved decision of a batch, as the log records it now."""
         [decision] = [decision for decision in self.tail.unresolved if decision.batch_id == batch_id]
         return decision
 
@@ -166,7 +166,7 @@ RemoveCopy = NamedTuple("RemoveCopy", [("sink", str), ("name", str)])  # at once
 
 
 class Repeat(NamedTuple):  # the steps' result
-    """Take a sequence of steps, such as a sweep, again from its start until every call is answered."""
+    """Take a sequence of steps, such as a sweep, and start it over until every call is answered."""
 
     what: str
     steps: Look

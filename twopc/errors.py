@@ -78,12 +78,14 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def message(self) -> str:
-        """The text without the commands that describe this error's class and those of errors that it quotes."""
+        """The text without the commands that describe error classes, both of this error and of errors that it
+        quotes."""
         return _LINK.sub("", str(next(iter(self.args), "")))
 
     @property
     def kind(self) -> str:
-        """The name of the error's class in this module. A subclass defined elsewhere has the name of its base."""
+        """The name of the error's class in this module. For a subclass defined elsewhere, the name of its base class
+        here."""
         return next(base.__name__ for base in type(self).__mro__ if base.__module__ == __name__)
 
     @property
@@ -156,20 +158,20 @@ class SchemaMismatch(Refused):
 
 
 class RecordRefused(Refused):
-    """A sink can never write a record as it is, or never to its destination.
+    """A sink can never write a record as it is, or can never write it to its destination.
 
     Filter or correct the record in the query, and start again. The attributes locate it; the message shows no value of
     it.
 
-    A sink raises this error with the record's position in the record batch; the participant adds where that batch comes
-    from.
+    A sink raises this error with the record's position in the record batch. The participant adds the origin of that
+    record batch.
 
     Args:
         reason: what is wrong, and what to do.
 
     Attributes:
         task: the number of the batch's partition that held the record.
-        record: the record's position among those that this task wrote to the sink, from 0.
+        record: the position of the record among all records that this task wrote to the sink, from 0.
         topic: the record's destination.
         partition: the partition of the topic.
         column: the column with the offending value.
@@ -240,8 +242,9 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure came at three starts of the query, or for more than two minutes in one, without a decided batch
-    in between. A failure that usually passes, such as the loss of a process, came in sixty different minutes.
+    """The same failure occurred at three starts of the query, or for more than two minutes within one start, and no
+    batch was decided in between. For a failure that usually passes, such as the loss of a process, the limit is sixty
+    different minutes.
 
     Eight starts that failed in different ways count, too. Correct the cause that the message quotes, and start the
     query again.
@@ -251,9 +254,9 @@ class RepeatedFailure(OperatorRequired):
 class TransactionLost(OperatorRequired):
     """The target system rolled back a transaction that had been decided. Its records are not visible.
 
-    With replay copies the records are written again: start the query with those that it had. If the message has ``can
-    be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by other means, then give
-    the transaction up with ``twopc abandon``.
+    With replay copies, twopc writes the records again: start the query with the same replay copies as before. If the
+    message contains ``can be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by
+    other means, then give the transaction up with ``twopc abandon``.
     """
 
 

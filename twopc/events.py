@@ -82,12 +82,12 @@ class CallRetried:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What a decided batch has written to one sink.
+    """The records that a decided batch has written to one sink.
 
     Attributes:
         sink: the sink's name.
         records: the number of records.
-        datasets: where they went. None if the sink does not name its datasets.
+        datasets: the datasets that the records went to. None if the sink does not name its datasets.
         schema: the schema for which the coordinator last validated the sink. None if only other processes validated
             it, or only before a restart.
     """
@@ -138,7 +138,8 @@ class BatchFinished:
     """The metrics of one batch that succeeded.
 
     Attributes:
-        already_decided: the log had already decided the batch. Nothing was written, so the next three are empty.
+        already_decided: the log had already decided the batch. Nothing was written, so the next three attributes are
+            empty.
         records, bytes, transactions: counts by sink. Bytes are the records' size in Arrow, in memory.
         phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes writing.
         retries: how often a target system could not answer a call of the coordinator.
@@ -178,8 +179,8 @@ class BatchFailed:
     """A run of a batch failed, and the coordinator has closed. One event per failed run, even of a fenced coordinator.
 
     Attributes:
-        error: the exception that ``Coordinator.run`` raises. In an event forwarded from a file, an exception whose
-            class has the same name.
+        error: the exception that ``Coordinator.run`` raises. In an event forwarded from a file, this is an exception
+            whose class has the same name.
         phases_ms: the time in each phase that the run entered, by the phase's name. The last phase failed.
     """
 

@@ -1,4 +1,4 @@
-"""What the core adds to errors: location, cause, and whether they pass."""
+"""Adds to errors where they occurred and what caused them, and finds out whether they are known to pass."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
 
 _CHANGING = re.compile(r"\([^\s()]+ executor [^\s()]+\)|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b\w*\d\w*|\s+")
 """Parts of a lower-case message that may differ from one failure to the next: where Spark ran a task, unique ids, words
-with digits, such as file names, and whitespace. Each is tried once per word, as an error may quote a long text without
-blanks."""
+with digits, such as file names, and whitespace. Each pattern is tried only once per word, because an error may quote a
+long text without blanks."""
 
 _REFUSED_BY_LIBPQ = re.compile(
     r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
@@ -73,7 +73,7 @@ def is_bad_certificate(error: OSError) -> bool:
 
 
 BAD_OPTION_FILE = (configparser.Error, ValueError)
-"""What PyMySQL raises for an option file that it can't read, or with a value that can't be."""
+"""Errors that PyMySQL raises for an option file that it can't read, or that contains an invalid value."""
 
 
 def bad_option_file(error: Exception, arguments: Mapping[str, Any]) -> ConfigurationError:
@@ -112,9 +112,9 @@ def mapped(
     *what: Any,
     hides_cause: bool = False,
 ) -> Iterator[None]:
-    """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides an error that may
-    show secrets; one that may show values of a refused record is always hidden. The project's own errors pass
-    through."""
+    """Raise ``failed(error, *what)`` for an error of a target system's client. ``hides_cause`` hides a client's error
+    that may show secrets. An error that may show values of a refused record is always hidden. The project's own errors
+    pass through."""
     try:
         yield
     except TwoPhaseCommitError:
@@ -126,11 +126,12 @@ def mapped(
 
 
 _QUOTE_VALUES = frozenset(("IntegrityError", "DataError"))
-"""The classes of Python's database API (PEP 249) whose errors quote values of a row, such as the key that is there
-already. By name, because every driver has its own."""
+"""The classes of Python's database API (PEP 249) whose errors quote values of a row, such as a duplicate key. Listed by
+name, because every driver defines its own classes."""
 
 _QUOTE_VALUES_IN_MYSQL = (1526, 1586)
-"""A missing partition and a duplicate key, for which PyMySQL has no class of its own."""
+"""MySQL's error codes for a missing partition and a duplicate key, which PyMySQL reports as neither of the classes
+above."""
 
 
 class WithoutValues(Exception):
@@ -172,7 +173,8 @@ class Lag:
         self._since_s = None
 
     def failure(self, shows: str, advice: str) -> LogMismatch | Retriable:
-        """Return the error for a batch that is not shown: Retriable until the system has lagged for ``STALE_S``."""
+        """Return the error for a batch that is not shown: Retriable until the system has lagged for ``STALE_S``, and
+        LogMismatch after that."""
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s - self._since_s < STALE_S:
@@ -181,8 +183,8 @@ class Lag:
 
 
 def lost_batches(shows: str, advice: str) -> LogMismatch:
-    """Return the error for a target system that lacks a committed batch. ``shows``: what it had, and what it shows.
-    ``advice``: how to continue once the records are restored."""
+    """Return the error for a target system that lacks a committed batch. ``shows``: which batch the system had, and
+    which batch it shows now. ``advice``: how to continue once the records are restored."""
     return LogMismatch(
         f"{shows}: it has lost a commit, or the table was restored from a copy or created again, or the sink wrote"
         f" elsewhere meanwhile. No batch is decided until that is settled. {advice}"
@@ -222,8 +224,9 @@ def is_outage(error: BaseException) -> bool:
 def passes(error: BaseException) -> bool:
     """Return whether a failure is known to pass, though it may come again.
 
-    An append in doubt passes, but is never an outage, whatever the store's client raised. Its count is kept beside the
-    log, so the store does accept reads and notes, but no appends. That may not end by itself.
+    An append in doubt passes, but is never an outage, whatever the store's client raised. The failure is counted in a
+    notice beside the log. If that worked, the store accepts reads and notices but no appends, and such a state may not
+    end by itself.
     """
     return is_outage(error) or isinstance(cause_of(error), RoundAborted | InDoubt)
 
@@ -243,8 +246,8 @@ def identity(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def decided_batch(batch_id: int) -> Iterator[None]:
-    """Raise OperatorRequired for an error that only an undecided batch may have. Upholds: no error after the decision
-    says that the batch is undecided."""
+    """Within the block, raise OperatorRequired in place of an error that is only valid for an undecided batch. Upholds:
+    no error after the decision says that the batch is undecided."""
     try:
         yield
     except (Refused, RoundAborted) as error:

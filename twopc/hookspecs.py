@@ -35,8 +35,8 @@ def twopc_log_store() -> Callable[..., Any]:  # type: ignore[empty-body]
 
 @hookspec
 def twopc_event(event: Event, at: datetime) -> None:
-    """Receive an event. Called on the coordinator's own thread or on one of phase two, so it must return quickly. An
-    exception is logged and has no other effect.
+    """Receive an event. Called on the coordinator's own thread or on a thread of phase two, so implementations must
+    return quickly. An exception is logged and has no other effect.
 
     ``at`` is when the event happened, with a time zone. That may be long ago if the event was forwarded from a file.
     An implementation may omit the argument."""

@@ -14,7 +14,8 @@ ConnectionT = TypeVar("ConnectionT")
 
 class IdleConnections(Generic[ServerT, ConnectionT]):
     """Idle connections of this process, by server. Keep it in a module's variable, because sinks are pickled.
-    ``connect`` returns a new connection. ``close`` also gets dead ones. Servers are compared by their ``repr``.
+    ``connect`` returns a new connection. ``close`` is also called for dead connections. Servers are compared by their
+    ``repr``.
 
     A forked process never uses its parent's connections. Threads may share an object of this class.
     """
@@ -29,8 +30,8 @@ class IdleConnections(Generic[ServerT, ConnectionT]):
 
     @contextlib.contextmanager
     def lend(self, server: ServerT) -> Iterator[ConnectionT]:
-        """Lend a connection, which is idle after the block. An error closes it and all idle ones, which are dead if the
-        server was restarted. Raises what ``connect`` raises."""
+        """Lend a connection for the block, and keep it as idle afterwards. An error closes this connection and all idle
+        ones, because a restart of the server ends every connection. Raises what ``connect`` raises."""
         try:
             connection = self.to(server).pop()
         except IndexError:

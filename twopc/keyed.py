@@ -26,7 +26,8 @@ ResultT = TypeVar("ResultT")
 
 
 class KeyedSink(TwoPhaseCommitSink[TransactionT]):
-    """A sink that can hold one record per key: a record replaces the one with its key, and a delete removes that one.
+    """A sink that can hold one record per key: a record replaces the existing record with its key, and a delete removes
+    the record with its key.
 
     A batch's transactions name each key at most once, in a ``write`` or in a ``delete``: the caller has grouped the
     records by key and kept the last of each. So the order of a batch's calls does not matter, neither within a
@@ -41,8 +42,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
     A sink that also commits whole batches inherits from both: ``class LakeSink(WholeBatchSink[T], KeyedSink[T])``.
 
     Attributes:
-        takes_repeated_keys: whether a batch that names a key more than once leaves one row for it, or is refused.
-            ``format("twopc")`` requires that, because it does not group records by key.
+        takes_repeated_keys: whether the sink copes with a batch that names a key more than once: the batch leaves one
+            row for the key, or is refused. ``format("twopc")`` requires that, because it does not group records by key.
     """
 
     takes_repeated_keys: ClassVar[bool] = False
@@ -76,8 +77,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
     def delete_valid(self, transaction: TransactionT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         """Delete the keys that the sink accepts, and yield a refusal for each of the others, with its position in
-        ``keys``. Called instead of ``delete`` if the query has a sink for bad records. The default works like that
-        of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
+        ``keys``. Called instead of ``delete`` if the query has a sink for bad records. The default works like the
+        default of ``write_valid``: ``refuses_before_writing`` applies to ``delete``, too.
 
         Raises:
             RecordRefused: the refusal does not concern a single key of this batch.
@@ -89,7 +90,8 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
 
 ROWS_AT_ONCE = 2**18
-"""How many rows of a file are read at a time, and the least number that is compared with the keys at a time."""
+"""How many rows of a file are read at a time. Each comparison with the keys covers at least this many rows, unless they
+exceed the limit on bytes."""
 
 READERS = 8
 """The most files that a sink searches for keys at a time."""
@@ -120,9 +122,9 @@ class Part(Generic[FileT]):
 def in_shares(
     search: Callable[[Sequence[FileT], threading.Event], ResultT], files: Sequence[FileT], is_local: bool
 ) -> list[ResultT]:
-    """Search files on threads, and return each thread's result. Local files get one thread per processor, as more would
-    take memory and save no time. Files in an object store get ``READERS`` threads, which mostly wait. ``search`` passes
-    its event to ``find_rows``."""
+    """Search files on threads, and return each thread's result. Local files get one thread per processor, because more
+    threads would take memory and save no time. Files in an object store get ``READERS`` threads, which mostly wait.
+    ``search`` passes its event to ``find_rows``."""
     given_up = threading.Event()
     at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
     if at_once <= 1:
@@ -134,8 +136,8 @@ def in_shares(
 def find_rows(
     keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
 ) -> Iterator[tuple[FileT, array[int]]]:
-    """Yield the positions of the rows that have one of ``keys``, with their file. A file may come several times, once
-    per part. ``keys`` contain no nulls.
+    """Yield each file with the positions of its rows whose key is one of ``keys``. A file may be yielded several times,
+    once per part. ``keys`` contain no nulls.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as candidate keys, which makes
     the time per row nearly independent of the number of keys. Parts with many bytes are searched earlier: together, all
@@ -180,7 +182,7 @@ def _found(keys: pa.Table, parts: Sequence[Part[FileT]]) -> Iterator[tuple[FileT
 
 
 def _positions_of(keys: pa.Table, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Return the positions of the rows that have one of the keys, in ascending order."""
+    """Return the positions of the rows whose key is one of ``keys``, in ascending order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -224,11 +226,12 @@ def check_key(
     numbered: Collection[str] | None = None,
 ) -> None:
     """Check that a record can replace a row of a table by ``key``, and that only the key selects the row. ``written``:
-    the columns of the records. ``numbered``: those to which the database assigns a new number in each record; None if
+    the columns of the records. ``numbered``: the columns in which the database gives each record a new number; None if
     unknown. ``any_replaces``: whether the database replaces a row that is equal in any unique index.
 
     Raises SchemaMismatch if the records lack a column of the key. Raises ConfigurationError if no unique index is on
-    exactly these columns, if it treats different keys as equal, or if another unique index may also select a row.
+    exactly these columns, if that index treats different keys as equal, or if another unique index may also select a
+    row.
     """
     for name in key:
         if name not in written:

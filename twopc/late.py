@@ -1,4 +1,5 @@
-"""Reports a batch that takes longer than a sink allows while participants still write, not after hours in vain."""
+"""Reports a batch that exceeds a sink's time limit while participants are still writing, not after hours of wasted
+work."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ TOLD_AT = (0.5, 1.0)
 
 @contextlib.contextmanager
 def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading.Event], object]) -> Iterator[None]:
-    """While the block runs, call ``tell`` on a separate thread when half of ``within_s`` has passed and when all of it
-    has. ``tell`` gets the seconds since the block began, and an event that is set when the block ends. The block waits
-    for ``tell`` to return, unless interrupted."""
+    """While the block runs, call ``tell`` on a separate thread when half of ``within_s`` has passed, and again when all
+    of it has passed. ``tell`` gets the seconds since the block began, and an event that is set when the block ends. The
+    block waits for ``tell`` to return, unless interrupted."""
     if within_s is None:
         yield
         return

@@ -39,7 +39,7 @@ class Read:
     Attributes:
         records: one record batch, which is passed to ``route``. It may be empty, to record a position in the log.
         position: where the source continues after the records, as JSON. Other records never have the same position.
-        offsets: the position as records for a sink of ``kafka-offsets``, or None.
+        offsets: the position as records for a ``kafka-offsets`` sink, or None.
     """
 
     records: pa.RecordBatch
@@ -77,7 +77,7 @@ def run(
     offsets: str | None = None,
     **coordinator: Any,
 ) -> None:
-    """Write everything that a source has to sinks, each record exactly once, until ``is_stopping``.
+    """Read from a source and write each record to the sinks exactly once, until ``is_stopping`` returns True.
 
     A batch that was rolled back is run again with the same records if its failure is known to pass. Any other failure
     is raised, so that a supervisor restarts the process. If two processes use one log, the later one fences the other.
@@ -89,7 +89,7 @@ def run(
         log: see ``Coordinator``.
         owner: the service's name, the same after each restart.
         is_stopping: called before each batch. If it returns True, the loop ends with nothing in doubt.
-        offsets: the name of a sink of ``kafka-offsets`` among ``sinks``, which gets ``Read.offsets``.
+        offsets: the name of the ``kafka-offsets`` sink in ``sinks``, which receives ``Read.offsets``.
         **coordinator: further arguments of ``Coordinator``.
 
     Raises:

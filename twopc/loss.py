@@ -1,5 +1,5 @@
-"""What to do when a target system has rolled back a decided transaction: write it again from its replay copy, have its
-batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
+"""Handles decided transactions that a target system has rolled back: write the transaction again from its replay copy,
+have its batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
 
 A batch can be computed again because its decision records what it reads. But a plan that calls ``rand()`` or
 ``current_timestamp()``, or whose source has changed, yields other records. So records are accepted only if their number
@@ -30,7 +30,7 @@ from twopc.transactional_ids import Round
 EVERY_PARTITION = range(2**31)
 
 Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
-"""Sink name → name of the lost transaction → the transaction that now has its records."""
+"""Sink name → name of the lost transaction → the transaction that replaces it."""
 
 
 class RecomputableLoss(TransactionLost):
@@ -160,7 +160,7 @@ def compute_again(life: Life, batch_id: int, loss: RecomputableLoss, recompute: 
 def _recognized(
     life: Life, round: Round, loss: RecomputableLoss, recompute: Recompute
 ) -> Steps[dict[str, Sequence[Committable]]]:
-    """Return the transactions that have the lost records, in the order of the lost ones. Other transactions stay
+    """Return the transactions that contain the lost records, in the order of the lost transactions. All others stay
     undecided, and the sweep aborts them."""
 
     def votes(wanted: Wanted) -> Steps[dict[str, list[Committable]]]:
@@ -184,9 +184,9 @@ def _recognized(
 
 
 def refuse_changed_sinks(life: Life, loss: RecomputableLoss, batch_id: int) -> None:
-    """Raise if a sink no longer has transactions that can be lost, for example because it now delivers at least once.
-    Upholds: nothing becomes visible before its decision. Records of such a sink have no hashes, and may be visible as
-    soon as they are written."""
+    """Raise an error if a sink's transactions can no longer be lost, for example because the sink now delivers at least
+    once. Upholds: nothing becomes visible before its decision. Records of such a sink have no hashes, and may be
+    visible as soon as they are written."""
     for name in loss.lost:
         if not life.members[name].may_time_out:
             raise OperatorRequired(
@@ -213,8 +213,8 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
 
 
 def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable]:
-    """Return a sink's votes that match ``lost``, in its order, partition by partition. Raises TransactionLost: a
-    partition has no vote, or a vote with other records."""
+    """Return the votes of a sink that match ``lost``, partition by partition, in the order of ``lost``. Raises
+    TransactionLost: a partition has no vote, or a vote with other records."""
     by_partition = {partition_of(vote): vote for vote in votes if vote.fingerprint is not None}
     return [_same(each, by_partition.get(partition_of(each))) for each in lost]
 
@@ -233,8 +233,8 @@ def _same(lost: Committable, vote: Committable | None) -> Committable:
 
 
 def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable] | None:
-    """Return a sink's votes that have the records of ``lost``, in its order, whatever their partitions; None if one has
-    no match.
+    """Match lost transactions with a sink's votes by their records alone, whatever the partitions. Return the votes in
+    the order of ``lost``; None if a lost transaction has no match.
 
     Spark may number a batch's partitions differently when it repeats the batch. With a Kafka source of two, three or
     four partitions, Spark 4.2 did so after a restart.

@@ -25,8 +25,8 @@ NO_OPENING = Opening()
 
 class Metrics:
     """Counts a coordinator's events and times its phases, from the call that runs a batch to the batch's end.
-    ``opening`` has the metrics of another process that opened the incarnation for the batch. ``phases_ms`` is the time
-    in each finished phase."""
+    ``opening`` contains the metrics of another process that opened the incarnation for the batch. ``phases_ms`` is the
+    time in each finished phase."""
 
     def __init__(self, opening: Opening = NO_OPENING) -> None:
         self.phases_ms = dict(opening.phases_ms)

@@ -1,7 +1,7 @@
-"""The files that a task has open, when records go to more places than it can keep files open for.
+"""The open files of a task whose records go to more places than it may have files open.
 
-Records of other places wait in memory. Only when too many wait is a file finished to make room, so unsorted records
-need few more files than sorted ones.
+Records for places without an open file wait in memory. A file is finished to make room only when too many records wait,
+so unsorted records need few more files than sorted ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_FILES = 32
-"""How many files a task has open at a time, by default."""
+"""How many files a task keeps open at a time, by default."""
 
 HELD_BYTES = 48 * 1024 * 1024
 """How many bytes of records the open files may hold together. As many again may wait for a file, and the files' fixed
@@ -53,8 +53,8 @@ class Encoder(Protocol):
 
     Attributes:
         held_bytes: the Arrow size of the records not yet written to the file. Bounded.
-        kept_bytes: the Arrow size of the records that it keeps although they are written.
-        fixed_bytes: its memory that does not depend on the records; 0 if it is small.
+        kept_bytes: the Arrow size of the records that the encoder still keeps after they are written.
+        fixed_bytes: the encoder's memory that does not depend on the records; 0 if that is small.
     """
 
     @property
@@ -101,9 +101,9 @@ FileT = TypeVar("FileT", bound=OpenFile)
 class OpenFiles(Generic[PlaceT, FileT]):
     """Writes each record to a file of its place. Not thread-safe.
 
-    ``create`` creates a file for each given place without an open file. It gets as many places at a time as possible,
-    so that one request can announce the files. At most ``most_files`` are open at a time. ``fixed_bytes`` is that of
-    every file, if known before the first.
+    ``create`` is called with places that have no open file, and returns a file for each. It gets as many places at a
+    time as possible, so that one request can announce all of their files. At most ``most_files`` files are open at a
+    time. ``fixed_bytes`` is the fixed memory of each file, if known before the first is created.
     """
 
     def __init__(
@@ -263,14 +263,14 @@ class RowGroups:
 
 
 def values_at_once(records: pa.Table) -> int:
-    """Return how many values Arrow's Parquet writer may encode before it looks whether a page is full, by the first row
-    group. It takes 1,024 of any size by default, so a page of large records, and what is made of it, would take several
-    times the memory of the row group."""
+    """Return how many values Arrow's Parquet writer may encode before it checks whether a page is full, estimated from
+    the first row group. By default it encodes 1,024 values of any size, so a page of large records, with its encoded
+    and compressed forms, would take several times the memory of the row group."""
     return max(1, min(1_024, len(records) * PAGE_BYTES // max(1, int(records.nbytes))))
 
 
 def with_bounds(schema: pa.Schema) -> list[str]:
-    """Return the paths of a Parquet file's columns that get bounds, which let readers skip row groups.
+    """Return the paths of the columns for which a Parquet file gets bounds, so that readers can skip row groups.
 
     Floats get none: Parquet excludes NaN from bounds, but for Spark and DuckDB NaN is the greatest value, so they would
     skip row groups that contain it. Lists and maps get none, because no reader uses their bounds.

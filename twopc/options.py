@@ -28,12 +28,12 @@ from twopc.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of values.
+    """A kind of option value.
 
     Attributes:
         values: the column "values" in the documentation, as Markdown.
         must_be: completes the sentence "the option 'x' must be …".
-        read: converts what a user gave to a value. Raises ValueError or TypeError if that is not possible.
+        read: converts the user's input to a value. Raises ValueError or TypeError if the input can't be converted.
     """
 
     values: str
@@ -48,8 +48,8 @@ class Option:
     Attributes:
         name: the name that users write.
         kind: the values that it takes.
-        meaning: what it does, and why it has its default. Markdown without relative links, because several pages show
-            it.
+        meaning: what the option does, and the reason for its default. Markdown without relative links, because several
+            pages show it.
         default: the value if the user gives none, or None.
         default_text: the default in words for the documentation, as Markdown, if needed.
         needed: whether the user must give it.
@@ -221,14 +221,15 @@ UPSERT_BY = Option(
 
 
 def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], others: str = "") -> dict[str, Any]:
-    """Return the values of ``options``: those that the user gave, and the defaults of others that have one.
+    """Return the values of ``options``: the user's values, and the defaults, if any, of the options that the user did
+    not give.
 
     Unknown names in ``given`` are ignored, because some backends pass them on. Others call ``refuse_unknown``.
 
     Args:
         owner: the name for errors, such as ``the audit sink``.
         options: the options to read.
-        given: what the user gave.
+        given: the user's options.
         others: the options that the backend passes on, in words.
 
     Raises:
@@ -278,7 +279,7 @@ def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option
     """Check that all names in ``given`` are names of ``options``.
 
     Raises:
-        ConfigurationError: one is not.
+        ConfigurationError: a name is unknown.
     """
     known = names(options)
     if strangers := sorted(str(name) for name in given if name not in known):

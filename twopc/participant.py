@@ -63,7 +63,8 @@ class Participant:
         self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> Sequence[RecordRefused]:
-        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, as that could not commit.
+        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, because a transaction without
+        records could not commit.
 
         Args:
             sink: the sink's name.
@@ -197,7 +198,7 @@ class Participant:
 
     @contextlib.contextmanager
     def _locating(self, sink: str) -> Iterator[None]:
-        """Add what only the participant knows to an error of ``sink``."""
+        """Add the details that only the participant knows to an error from ``sink``."""
         try:
             with located(sink=sink, batch_id=self._round.batch_id):
                 yield

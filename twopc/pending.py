@@ -10,9 +10,10 @@ from twopc.transaction import Committable
 class PendingTransactions(Mapping[int, Mapping[str, tuple[Committable, ...]]]):
     """Batch id → sink name → pre-committed transactions, oldest batch first.
 
-    A process has no other record of them. It is loaded from the log's newest entry when an incarnation begins, and each
-    decision adds a batch. A sink's part of a batch is removed when the sink has completed the batch, and the batch when
-    all sinks have announced it. (Flink's ``TwoPhaseCommitSinkFunction`` keeps such a map per sink.)
+    A process keeps no other record of these transactions. The map is loaded from the log's newest entry when an
+    incarnation begins, and each decision adds a batch. A sink's part of a batch is removed when the sink has completed
+    the batch. The batch itself is removed when all sinks have announced it. (Flink's ``TwoPhaseCommitSinkFunction``
+    keeps such a map per sink.)
     """
 
     def __init__(self) -> None:

@@ -63,8 +63,9 @@ Then the round is rolled back, because it may hold locks in other target systems
 class Performer:
     """Calls the sinks and the log for one coordinator. For the arguments see ``Coordinator``.
 
-    ``phase`` is the protocol's current phase, ``metrics`` those of the running batch, ``waits`` the calls that target
-    systems have not answered, and ``notices`` what ``twopc status`` reads beside the log.
+    ``phase`` is the protocol's current phase, ``metrics`` contains the metrics of the running batch, ``waits`` contains
+    the calls that target systems have not answered, and ``notices`` writes the notice beside the log that ``twopc
+    status`` reads.
     """
 
     life: Life = field(init=False)
@@ -140,8 +141,8 @@ class Performer:
             return perform_on(self.store, effect)
 
     def leave_incarnation(self) -> None:
-        """Wait for commits of the last incarnation. They run on after a second interrupt, and the next incarnation uses
-        the same sinks."""
+        """Wait for commits that the last incarnation started, because the next incarnation uses the same sinks. Such
+        commits keep running after a second interrupt."""
         self.is_open = False
         if self._running:
             logger.warning("waiting for threads that still commit for the last incarnation: %d", len(self._running))
@@ -225,8 +226,8 @@ class Performer:
         return until_answered(what, call, *arguments, tell=self.tell, waits=self.waits, **limits)
 
     def until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Repeat a call like ``until_answered``, but with a time limit before the log's first decision. Nothing depends
-        on the answer then, and a wrong option is the likely reason that there is none."""
+        """Repeat a call like ``until_answered``, but with a time limit before the log's first decision. Before that
+        decision nothing depends on the answer, and a missing answer is probably due to a wrong option."""
         if self.tail is not None and self.tail.decided is not None:
             return self.until_answered(what, call, *arguments)
         began_s = time.monotonic()
@@ -317,7 +318,8 @@ def sealed(
     by ``time.perf_counter``.
 
     Raises:
-        ConfigurationError: ``seal`` returned other transactions. Those that it left out would be rolled back.
+        ConfigurationError: ``seal`` returned transactions other than those that it was given. Omitted transactions
+            would be rolled back.
     """
     found = tuple(sink.seal(committables, time.perf_counter() - began_s))
     same = [one.is_same_transaction(other) for one, other in zip(found, committables, strict=False)]

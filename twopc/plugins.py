@@ -32,7 +32,7 @@ def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[
 
 
 def sink_class(backend: str) -> type[TwoPhaseCommitSink[Any]]:
-    """Return the sink class of a backend. Raises like ``create_sink``."""
+    """Return the sink class of a backend. Raises the same errors as ``create_sink``."""
     entry_point = _find(backend)
     found = registry.load(entry_point, "twopc_sink", f"the backend {backend!r}")
     if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):

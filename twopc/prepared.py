@@ -103,9 +103,9 @@ class MarkedTable(ABC, Generic[ConnectionT]):
 
 
 class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
-    """A live transaction and its connection. ``schema`` has the columns of the records. ``columns`` has the table's, by
-    name; they keep their types until the transaction ends. Both are empty before the first record. ``is_partial``:
-    whether a write has failed, so that records may be missing."""
+    """A live transaction and its connection. ``schema`` contains the columns of the records. ``columns`` contains the
+    columns of the table, by name, whose types stay fixed until the transaction ends. Both are empty before the first
+    record. ``is_partial``: whether a write has failed, so that records may be missing."""
 
     def __init__(self, transaction_id: TransactionId, connection: ConnectionT) -> None:
         super().__init__(transaction_id)
@@ -179,7 +179,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _remove(self, transaction: PreparedT, keys: pa.RecordBatch) -> None:
-        """Delete the rows with these keys. Raises like ``_insert``."""
+        """Delete the rows with these keys. Raises the same errors as ``_insert``."""
 
     @abstractmethod
     def _prepare(self, transaction: PreparedT) -> None:
@@ -187,20 +187,20 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _commit(self, connection: ConnectionT, name: str, what: str, table: Any) -> bool:
-        """Commit a prepared transaction. Return False if the server no longer has it, or did not confirm the commit.
-        ``table`` has the marker."""
+        """Commit a prepared transaction. Return False if the server no longer has the transaction, or did not confirm
+        the commit. ``table`` holds the marker."""
 
     @abstractmethod
     def _roll_back(self, connection: ConnectionT, name: str, what: str, table: Any) -> None:
-        """Roll back a prepared transaction, if it exists. ``table`` has the marker."""
+        """Roll back a prepared transaction, if it exists. ``table`` holds the marker."""
 
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:
         """Return the names of prepared transactions that may belong to this sink and that this process can end."""
 
     def _left(self, connection: ConnectionT) -> Collection[str]:
-        """Return the names of transactions that an earlier process may have left, including those that this process
-        can't end. The default lists only those that it can end."""
+        """Return the names of transactions that an earlier process may have left, including transactions that this
+        process can't end. The default lists only transactions that this process can end."""
         return self._listed(connection)
 
     @abstractmethod
@@ -209,7 +209,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _require_current(self, connection: ConnectionT, what: str) -> object:
-        """Make sure that the server's next answer shows all that was committed, and is not that of a lagging replica.
+        """Make sure that the server's next answer reflects every commit, and does not come from a lagging replica.
 
         Raises:
             Retriable: the server is a replica.
@@ -295,8 +295,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _writing(
         self, transaction_id: TransactionId, columns: Collection[str] | None = None
     ) -> AbstractContextManager[None]:
-        """Map the errors of a participant's call. ``columns``: those of the records; None if no record can be the
-        cause."""
+        """Map the errors of a participant's call. ``columns``: the columns of the records; None if no record can have
+        caused the error."""
         return mapped(
             self._error, self._write_failed, f"transaction {transaction_id.exact} to {self._options}", columns
         )
@@ -316,7 +316,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         """Make sure that the server can prepare transactions, and create the marker table.
 
         Raises:
-            ConfigurationError: the server can't, or the names would be too long.
+            ConfigurationError: the server can't prepare transactions, or the names would be too long.
             LogMismatch: the markers end before the last batch that is committed according to the log.
             Retriable: the server does not answer.
         """
@@ -356,7 +356,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         )
 
     def _check_prepared(self, names: Collection[str], held: str, listed_by: str) -> CheckResult:
-        """Return the check of the server's prepared transactions. ``held``: what they hold meanwhile, as a clause."""
+        """Return the check of the server's prepared transactions. ``held``: a clause that says what these transactions
+        hold in the meantime."""
         check, own = "prepared transactions", sum(map(self.transactional_ids.owns_exact, names))
         if not names:
             return CheckResult.passed(check, "none")
@@ -404,15 +405,15 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         )
 
     def _table_of(self, committable: Committable) -> Any:
-        """Return the table with the transaction's marker. The option may since name another one."""
+        """Return the table that holds the transaction's marker. By now, the option may name another table."""
         place = committable.handle.get(self._place)
         if not isinstance(place, str):
             return self._table
         return self._table_type(replace(self._options, **{self._place: place}))
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Remove the markers of previous batches. This batch is decided, so the log records those as complete, and they
-        are not committed again."""
+        """Remove the markers of previous batches. Because this batch is decided, the log records the previous batches
+        as complete, and they are not committed again."""
         with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 

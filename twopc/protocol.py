@@ -1,7 +1,8 @@
 """The protocol. It decides everything and does nothing: no I/O, no clock, no thread, no logging.
 
 Each function is a generator that yields effects (``effects``) and is sent their answers. ``performer`` performs them on
-real sinks and a real log. An effect's error is raised at its ``yield``. A batch, in the order of ``batch``:
+real sinks and a real log. An effect's error is raised at its ``yield``. The steps of a batch, in the order of the
+function ``batch``:
 
 1. A batch that the log has already decided is not written again. It must read what the decided batch read: its number
    alone does not identify it.
@@ -208,7 +209,7 @@ def amend(life: Life, batch_id: int, replaced: Replaced) -> Steps[Mapping[str, S
 
 
 def announce(life: Life, batch_id: int) -> Steps[None]:
-    """Have the sinks announce a batch to their readers. Upholds: all of the batch is visible before."""
+    """Have the sinks announce a batch to their readers. Upholds: by then, all of the batch is visible."""
     given_up: dict[str, list[Committable]] = {}
     for abandonment in life.tail.abandoned:
         if abandonment.given_up.batch_id == batch_id:
@@ -224,7 +225,8 @@ def announce(life: Life, batch_id: int) -> Steps[None]:
 def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
     """Begin an incarnation: fence every older one, commit what is decided, abort the rest.
 
-    A batch that is still ``pending`` afterwards has lost transactions, which wait for it to be run again.
+    If a batch is still ``pending`` afterwards, it has lost transactions, which stay lost until the query runs the batch
+    again.
     """
     yield effects.Enter(Phase.RECOVERING)
     life = yield from bound((yield from steps.open_log(url, owner, prefixes)))
@@ -296,8 +298,8 @@ def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
 
 
 def rest(life: Life) -> Steps[bool]:
-    """Between batches: record that everything decided is committed, and sweep. Do nothing and return False while a lost
-    batch is pending, as the log must not call it complete.
+    """Between batches: record that everything decided is committed, and sweep. While a batch with lost transactions is
+    pending, do nothing and return False, because the log must not record it as complete.
 
     Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first batch of this
     process: participants that another process started in this incarnation may already have voted for it.

@@ -1,4 +1,4 @@
-"""Finds records with a value that a file or a table can't hold, however deeply nested. Checks a whole record batch
+"""Finds records with a value that a file or a table can't hold, however deeply nested. A whole record batch is checked
 before any of it is written, so that a sink can refuse one record and write the others."""
 
 from __future__ import annotations

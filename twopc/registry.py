@@ -34,8 +34,8 @@ def find(group: str, name: str, kind: str) -> EntryPoint | None:
 
 
 def load(entry_point: EntryPoint, hook: str, what: str) -> Any:
-    """Return the result of the module's implementation of ``hook``; None if it has none. ``what``: its name in errors.
-    Raises ConfigurationError: the module can't be loaded."""
+    """Return the result of the module's implementation of ``hook``; None if the module does not implement it. ``what``:
+    the module's name in errors. Raises ConfigurationError: the module can't be loaded."""
     manager = hook_manager()
     try:
         manager.register(entry_point.load(), name=entry_point.name)

@@ -1,4 +1,5 @@
-"""What to do about an error that may come again at each start. No I/O: the functions yield the effects of ``effects``.
+"""Decides what to do about an error that may recur at each start. No I/O: the functions yield the effects of
+``effects``.
 
 A note beside the log's newest entry counts failures before a decision. The next ``open`` takes over the count, and a
 decision ends it.
@@ -15,14 +16,14 @@ from twopc.log import steps
 from twopc.log.entries import Entry, repeated
 
 STARTS_AT_MOST = 3
-"""How many starts may fail in the same, unclassified way before a decision. A failure that passes by itself has passed
-by then, because each start takes a while and a supervisor waits between starts."""
+"""How many starts may fail in the same, unclassified way before a decision. A failure that passes by itself will have
+passed by then, because each start takes a while and a supervisor waits between starts."""
 
 FAILED_STARTS_AT_MOST = 8
 """How many starts may fail in different, unclassified ways before a decision."""
 
 MINUTES_AT_MOST = 60
-"""In how many minutes a failure that is known to pass may come before a decision."""
+"""In how many different minutes a failure that is known to pass may occur before a decision."""
 
 
 def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None, start: str) -> Steps[Exception]:
@@ -30,9 +31,9 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
     asks for no repetition, because a newer one may have settled what this one failed at.
 
     If the error ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the log's
-    first decision. After that, the error is returned unchanged. If the query or the next rest tries again, the look is
-    not repeated. The look comes before the count, because a newer coordinator may have left its own note. A second look
-    precedes a call for an operator, because a newer coordinator may have opened during the count.
+    first decision. After that, the error is returned unchanged. If the query or the next rest will try again anyway,
+    the look is not repeated. The look comes before the count, because a newer coordinator may have left its own note. A
+    second look precedes a call for an operator, because a newer coordinator may have opened during the count.
 
     After an append in doubt, the entry that fences may be this coordinator's own. Either way, the next start learns the
     outcome, so the error is returned unchanged and is not counted.
@@ -57,8 +58,8 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 def explained_when_closed(
     life: Life | None, known: Entry | None, error: Exception, batch_id: int | None, start: str
 ) -> Steps[Exception]:
-    """Return the error to raise for an error that came while no incarnation was open. ``life``: this coordinator's last
-    incarnation. ``known``: the newest entry of the log that it has seen.
+    """Return the error to raise for an error that occurred while no incarnation was open. ``life``: this coordinator's
+    last incarnation. ``known``: the newest entry of the log that this coordinator has seen.
 
     The log is read again unless the error is an outage: its newest entry may be an ``open`` that was in doubt.
     """

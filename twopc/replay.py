@@ -3,7 +3,7 @@
 If a target system rolls back a decided transaction, as Kafka does after a timeout, its records are written again from
 the copy, in a new transaction that the amended decision names. A copy is an Arrow IPC stream, named by the exact
 transactional id of the attempt that wrote it, and followed by the stream's SHA-256. Arrow streams have no checksum, and
-one that was cut off between two record batches looks complete.
+a stream that was cut off between two record batches looks complete.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class DamagedCopy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplayCopies:
-    """A folder of replay copies at any URL that fsspec opens. A value, pickled with its sink for the participants.
+    """A folder of replay copies at any URL that fsspec opens. A value that is pickled with its sink for the
+    participants.
 
     Attributes:
         url: the folder.
@@ -101,7 +102,7 @@ class ReplayCopies:
             raise DamagedCopy("its contents are not those that were written")
 
     def can_replace(self, lost: Committable) -> bool:
-        """Read the copy of ``lost``, and return whether it has all records."""
+        """Read the copy of ``lost``, and return whether the copy contains all records of that transaction."""
         if lost.replay_copy is None:
             return False
         try:
@@ -154,8 +155,8 @@ class ReplayCopy:
 
     def finish(self) -> str:
         """Make the copy durable, read it back from the store, and return its name, for the committable. On a disk, the
-        sync suffices, and reading would only return the kernel's cached pages. Raises ConfigurationError if the store
-        returns other contents."""
+        sync suffices, so the copy is not read back: the kernel would only return its cached pages. Raises
+        ConfigurationError if the store returns other contents."""
         self._stream.close()
         self._file.write(self._digest.digest())
         self._file.flush()

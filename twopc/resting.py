@@ -1,8 +1,8 @@
 """The thread that calls a coordinator's ``rest`` between batches, and once more when the process ends.
 
-A query may rest for an hour between two batches, or run once a week for a single one. All that time, an attempt that
-began after the last sweep would hold back readers. The next start would ask target systems about transactions that they
-may have forgotten.
+A query may rest for an hour between two batches, or run once a week for a single one. Without a rest, an attempt that
+began after the last sweep would hold back readers all that time, and the next start would ask target systems about
+transactions that they may have forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from twopc.errors import Fenced
 logger = logging.getLogger(__name__)
 
 REST_INTERVAL_S = 10.0
-"""Longer than a busy query waits for its next batch, shorter than operators let readers be held back."""
+"""The default interval: longer than a busy query waits for its next batch, and shorter than operators tolerate readers
+being held back."""
 
 
 class Resting:

@@ -20,7 +20,8 @@ FIRST_LINE_S = 1.0
 """Shorter waits are not logged."""
 
 LINES_APART_S = 60.0
-"""The longest time between two log lines of one wait. Before that, each line comes after twice the wait of the last."""
+"""The longest time between two log lines of one wait. Until the lines are that far apart, the time waited doubles from
+one line to the next."""
 
 
 ResultT = TypeVar("ResultT")
@@ -39,7 +40,7 @@ def until_answered(
     """Repeat a call until it raises no ``Retriable``, and return its result. ``what`` names the call to operators.
 
     Without ``patience_s`` there is no limit: only the target system's definite answer ends a decided transaction.
-    ``waits`` has the other waiting calls of the same caller. Calls with the same ``among`` are logged together.
+    ``waits`` contains the other waiting calls of the same caller. Calls with the same ``among`` are logged together.
     ``decided_batch_id``: the decided batch that the call commits or completes, for observers. Raises Retriable if no
     answer came within ``patience_s``, or before ``waits.given_up`` was set.
     """

@@ -3,11 +3,11 @@
 A sink knows how one target system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing. Only the coordinator decides, by one append to the commit log.
 
-Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
-``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
-``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``. To write a lost transaction again, it also makes a
-participant's calls. ``check`` runs before the query starts, ``open_transactions`` in another process while it runs.
-A sink is pickled on its way to the participants. Connections and files can't be pickled, so keep them in a
+Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and ``discard``.
+The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``, ``complete``,
+``announce``, ``datasets``, ``abort`` and ``recover``. To write a lost transaction again, it also makes a participant's
+calls. ``check`` runs before the query starts, and ``open_transactions`` runs in another process during the query. A
+sink is pickled on its way to the participants. Connections and files can't be pickled, so keep them in a
 ``Transaction``, or open them where they are used.
 """
 
@@ -60,8 +60,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     consumer-group offsets, which must never run ahead of the data."""
 
     output_folder: str | None = None
-    """The folder, as a path or URL, whose files readers read as records; None if the sink writes no files. Commit logs,
-    replay copies and checkpoints must be outside it, or under a name that its readers skip."""
+    """The folder, as a path or URL, in which readers read files as records; None if the sink writes no files. Commit
+    logs, replay copies and checkpoints must be outside it, or under a name that its readers skip."""
 
     refuses_before_writing: bool = False
     """Whether ``write`` refuses a bad record, by its position, before it writes any record of the batch. If so, the
@@ -110,8 +110,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """
 
     def commit_many(self, committables: Sequence[Committable]) -> Collection[str]:  # noqa: ARG002
-        """Try to commit decided transactions at a lower cost than one by one. Return the ids of those committed, as if
-        ``commit`` had returned for them.
+        """Try to commit decided transactions at a lower cost than one by one. Return the ids of the transactions that
+        this call has committed. Each counts as if ``commit`` had returned for it.
 
         The coordinator calls ``commit`` for each of the others. ``commit`` alone determines their outcome, even if a
         request of this call arrives late. Errors are logged and do not stop the commit. This sink's commits wait for
@@ -121,15 +121,15 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     @property
     def commits_many(self) -> bool:
-        """Whether ``commit_many`` matches ``commit``. It does not if a subclass overrides ``commit`` alone."""
+        """Whether ``commit_many`` matches ``commit``. False if a subclass overrides ``commit`` alone."""
         order = [vars(each) for each in type(self).__mro__]
         many, one = (next(n for n, own in enumerate(order) if name in own) for name in ("commit_many", "commit"))
         return many <= one
 
     @abstractmethod
     def abort(self, committable: Committable) -> None:
-        """Roll back the transaction that ``committable`` names: exactly that one, and never a later one of the same
-        name. Idempotent: aborting a transaction that is gone succeeds.
+        """Roll back exactly the transaction that ``committable`` identifies, and never a later one with the same name.
+        Idempotent: aborting a transaction that is gone succeeds.
         """
 
     @abstractmethod
@@ -143,15 +143,16 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     def discard(self, transaction: TransactionT) -> None:
         """Give up a live transaction, on the participant that began it. The default aborts it by its name.
 
-        Override this to release a connection or files. A sink that leases names must override it, because its
-        transactions are not known by their exact names. The coordinator aborts transactions that stay open.
+        Override this method to release a connection or files. A sink that leases names must override this, because the
+        target system does not know its transactions by their exact names. The coordinator aborts transactions that stay
+        open.
         """
         self.abort(Committable(transaction.id.exact, {}))
 
     def validate(self, schema: pa.Schema) -> None:
         """Refuse a schema that the sink can't write, before anything is written. Runs on the coordinator if it knows
-        the schema, else on the participant. For the first batch, it runs before the sink is bound to a log, so it must
-        not use ``transactional_ids``.
+        the schema, else on the participant. For the first batch, this runs before the sink is bound to a log, so it
+        must not use ``transactional_ids``.
 
         Raises:
             Refused: the sink can't write such records; the message names the column or the option.
@@ -159,14 +160,15 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """
 
     def open(self) -> None:
-        """Check that the target system can do what the sink needs. On the coordinator, as each incarnation starts.
+        """Check that the target system can do what the sink needs. Called on the coordinator as each incarnation
+        starts.
 
-        Read-only commands call it too, so it must leave no data behind.
+        Read-only commands call this method, too, so it must leave no data behind.
         """
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Veto, or return what goes into the decision. On the coordinator, just before the decision, for all
-        transactions at once.
+        """Veto the batch, or return the transactions that go into the decision. Called once for all transactions, on
+        the coordinator, just before the decision.
 
         Args:
             committables: one per transaction, from every winning participant that wrote to this sink.
@@ -182,12 +184,13 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return committables
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Publish a batch whose transactions are all committed, in this sink and in all others except those that
-        commit last. On the coordinator.
+        """Publish a batch whose transactions are all committed, in this sink and in all others except those that commit
+        last. Called on the coordinator.
 
-        For metadata that readers of whole batches use, such as a manifest. Called for every decided batch, in order,
-        even one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``.
-        ``commit`` must detect a lost transaction itself, because ``twopc abandon`` calls only ``commit``.
+        Use this for metadata that readers of whole batches need, such as a manifest. Called for every decided batch, in
+        order, even one without transactions. Called again after a crash, so it must be idempotent. Raises the same
+        errors as ``commit``. ``commit`` must detect a lost transaction itself, because ``twopc abandon`` calls only
+        ``commit``.
         """
 
     def announce(
@@ -196,21 +199,24 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         committed: Mapping[str, Sequence[Committable]],
         given_up: Mapping[str, Sequence[Committable]],
     ) -> None:
-        """Tell readers that a batch is complete in every sink, including those that commit last. On the coordinator.
+        """Tell readers that a batch is complete in every sink, including those that commit last. Called on the
+        coordinator.
 
-        For signals that span several sinks or transactions, such as a batch marker. Called for every decided batch, in
-        order, after ``complete`` has returned for every sink. Called again after a crash, even if it had returned, so
-        readers must recognize a repeated announcement. Raises like ``complete``.
+        Use this for signals that span several sinks or transactions, such as a batch marker. Called for every decided
+        batch, in order, after ``complete`` has returned for every sink. Called again after a crash, even if it had
+        returned, so readers must recognize a repeated announcement. Raises the same errors as ``complete``.
 
         Args:
             batch_id: the batch.
-            committed: sink name → its transactions, as the log has them now: with the replacements of lost ones.
+            committed: sink name → its transactions, as the log records them now. Lost transactions are replaced by
+                those that were written instead.
             given_up: sink name → its transactions that an operator gave up. Their outcome may be unknown, so readers
                 may see their records.
         """
 
     def check(self) -> Iterable[CheckResult]:
-        """Report what the target system would refuse or could lose. For ``twopc doctor``, before the query starts.
+        """Report what the target system would refuse or could lose. Called by ``twopc doctor``, before the query
+        starts.
 
         A check that needs a transaction begins one under this sink's names and rolls it back. Checks leave nothing
         behind, change nothing that a reader sees, and create nothing that is missing.
@@ -221,8 +227,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return ()
 
     def open_transactions(self) -> OpenTransactions:
-        """Count the transactions that ``recover`` lists, and report their age if the target system has it. For ``twopc
-        serve-metrics``, in its own process, while the query runs. Changes nothing.
+        """Count the transactions that ``recover`` lists, and report their age if the target system records it. Called
+        by ``twopc serve-metrics``, in its own process, while the query runs. Changes nothing.
 
         Raises:
             TwoPhaseCommitError: the target system does not answer.
@@ -230,12 +236,12 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return OpenTransactions(sum(1 for _ in self.recover()))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
-        """Name the datasets that transactions of a decided batch write to, for lineage. On the coordinator, which logs
-        an error and continues. Must make no request.
+        """Name the datasets that transactions of a decided batch write to, for lineage. Called on the coordinator,
+        which only logs an error. Must make no request.
 
-        The names are those that other programs use for the same table, topic or folder (``twopc.datasets``), and
-        contain no credentials. Return None, the default, if the sink does not know them, and an empty sequence if it
-        writes no dataset.
+        Use the names that other programs use for the same table, topic or folder (``twopc.datasets``), without
+        credentials. Return None, the default, if the sink does not know them, and an empty sequence if it writes no
+        dataset.
         """
         return None
 
@@ -252,8 +258,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """Where participants copy what they write to this sink, or None."""
 
     last_batch_id: int | None = None
-    """The newest decided batch with transactions of this sink, according to the log, or None. It is committed unless it
-    is ``pending``. On the coordinator only."""
+    """The newest decided batch with transactions of this sink, according to the log, or None. That batch is committed
+    unless it is ``pending``. Set on the coordinator only."""
 
     @property
     def last_committed_batch_id(self) -> int | None:
@@ -268,8 +274,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """Bind the sink to its name in one log, and to the folder of its replay copies. The coordinator calls this.
 
         Raises:
-            ConfigurationError: the sink is bound to another log or name. It would mistake those transactions for its
-                own.
+            ConfigurationError: the sink is already bound to another log or name, and would mistake the transactions of
+                one for those of the other.
         """
         pool = TransactionalIdPool(self.prefix, log_id, name)
         if getattr(self, "_transactional_ids", pool) != pool:
@@ -328,17 +334,18 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Make all of this sink's transactions of a decided batch visible at once, as one snapshot of a table.
 
-        Called once per batch that has transactions, in batch order.
+        Called once for each batch with transactions, in batch order.
 
         Idempotent: after a crash the call is repeated with the same transactions, or with those of an amended decision
         if the target system had lost some. At any time, an older coordinator may wake up in the middle of its own call.
-        Raises like ``commit``, for the whole batch: after ``TransactionLost`` nothing of it is visible.
+        Raises the same errors as ``commit``, for the whole batch: after ``TransactionLost`` nothing of it is visible.
         """
 
     @property
     def commit_group(self) -> Hashable | None:
-        """What this sink shares with the sinks that ``commit_together`` can commit with it, such as a catalog; None,
-        the default, if it commits alone. Read before each commit, so it must make no request and raise nothing.
+        """The group of sinks that ``commit_together`` can commit with this one, identified by what they share, such as
+        a catalog. None, the default, if this sink commits alone. Read before each commit, so it must make no request
+        and raise nothing.
         """
         return None
 
@@ -352,7 +359,7 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
         always follows, and it alone determines the outcome. It must recognize what this call has made visible, even if
         the call raised, and even if one of its requests arrives late. Errors are logged and do not stop the commit.
 
-        The sinks' commits wait for it, so it must end in bounded time: repeat a request a few times at most.
+        The sinks' commits wait for this call, so it must end in bounded time: repeat a request a few times at most.
 
         Args:
             batch_id: the batch.
@@ -372,7 +379,7 @@ class OpenTransactions:
     Attributes:
         count: the number of open transactions.
         oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if unknown.
-        timeout_s: the age at which the target system itself rolls back the oldest; None if it never does.
+        timeout_s: the age at which the target system itself rolls back the oldest; None if it never rolls one back.
         held_back: each place where committed readers are held back, such as a partition → the position that they can't
             read beyond. None if unknown.
     """

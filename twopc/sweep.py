@@ -52,7 +52,7 @@ def sweep_sink(life: Life, name: str, recovered: bool) -> Steps[None]:
 
 
 def undecided(life: Life, name: str) -> Steps[list[Committable]]:
-    """List the log's open transactions that it has not decided. Raises Fenced if a newer incarnation has opened.
+    """List a sink's open transactions that the log has not decided. Raises Fenced if a newer incarnation has opened.
 
     Upholds: a zombie rolls back nothing of a newer coordinator. The order ensures this: list, then re-read the log,
     then abort exactly what was listed. Later transactions of a newer coordinator have another epoch or name, so an

@@ -20,8 +20,8 @@ class OwnedLock:
     """A lock that knows whether this thread holds it. If it is taken within a ``try`` and released in the ``finally``,
     an interrupt at any point can't leave it locked.
 
-    ``release`` raises RuntimeError if this thread does not hold the lock. It is a method in C, because an interrupt on
-    entry to a Python function would leave the lock taken.
+    ``release`` raises RuntimeError if this thread does not hold the lock. It is implemented in C, because an interrupt
+    on entry to a Python function would leave the lock taken.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class OwnedLock:
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` uses it, too
 
     def take(self, *, waits: bool = True) -> bool:
-        """Take the lock, and return whether that succeeded. Not reentrant: returns False if this thread has it."""
+        """Take the lock, and return whether that succeeded. Not reentrant: returns False if this thread already holds
+        the lock."""
         if self.is_mine:
             return False
         while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
@@ -80,7 +81,8 @@ def on_threads(
 
     The threads are daemons: the interpreter would join other threads before it exits, and a call may wait for as long
     as a target system is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which must make
-    the other calls end. ``running`` has the threads until they end, because a second interrupt ends the wait for them.
+    the other calls end. ``running`` contains the threads until they end, because a second interrupt ends the wait for
+    them.
     """
     results: dict[int, ResultT] = {}
     errors: list[BaseException] = []
@@ -123,7 +125,8 @@ def on_threads(
 
 
 def call_at_once(call: Callable[[ArgumentT], ResultT], arguments: Sequence[ArgumentT], at_once: int) -> list[ResultT]:
-    """Like ``on_threads``, for requests that mostly wait for a store: a single one stays on the calling thread."""
+    """Call like ``on_threads``, for requests that mostly wait for a store. A single request runs on the calling
+    thread."""
     if min(at_once, len(arguments)) <= 1:
         return [call(each) for each in arguments]
     return on_threads(call, arguments, at_once, "twopc-requests")

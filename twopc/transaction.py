@@ -79,7 +79,8 @@ class Committable:
     Attributes:
         transaction_id: the transaction's name in the target system.
         handle: what else the target system needs, as JSON. Together with the name it identifies exactly one
-            transaction, even after the name was used again. The commit log keeps it, so it holds no credentials.
+            transaction, even after the name was used again. The commit log keeps the handle, so the handle must not
+            contain credentials.
         records: the number of records, or None if the transaction comes from ``recover``.
         replay_copy: the name of the copy from which the records can be written again, or None.
         bytes: the size of the records in Arrow, in memory, or None if unknown.
@@ -126,7 +127,8 @@ class Committable:
 
 
 def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Committable]]:
-    """Return committables by transactional id. Several may share one: only with the handle is it unique."""
+    """Return committables by transactional id. Several committables may share an id, which is unique only together with
+    the handle."""
     found: dict[str, list[Committable]] = {}
     for each in committables:
         found.setdefault(each.transaction_id, []).append(each)
@@ -134,15 +136,15 @@ def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Commit
 
 
 def among(committables: Iterable[Committable]) -> Callable[[Committable], bool]:
-    """Return a function that tests whether a transaction is one of these. It looks up the name, so its cost does not
-    grow with their number."""
+    """Return a function that tests whether a transaction is among ``committables``. The function looks up the name, so
+    its cost does not grow with their number."""
     known = by_name(committables)
     return lambda given: any(map(given.is_same_transaction, known.get(given.transaction_id, ())))
 
 
 Vote: TypeAlias = dict[str, Committable]
-"""The yes votes of one participant: sink name → its pre-committed transaction. Sinks that it wrote nothing to are
-absent."""
+"""The yes votes of one participant: sink name → its pre-committed transaction. Sinks to which the participant wrote
+nothing are absent."""
 
 
 def _count(value: JsonValue) -> int | None:

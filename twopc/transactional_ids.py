@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from twopc.errors import ConfigurationError, CorruptLog
 
 BATCH_SLOTS = 4
-"""A leased name ends with the batch number modulo this value, which can show that an open transaction is not of the
-running batch."""
+"""A leased name ends with the batch number modulo this value. A different remainder shows that an open transaction does
+not belong to the running batch."""
 
 _LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
 _SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name parses unambiguously from its end
@@ -24,10 +24,12 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Round:
-    """One attempt at one batch. It is a pair of numbers, never their sum: two drivers could share that.
+    """One attempt at one batch. Its numbers are kept apart and never added, because two drivers could arrive at the
+    same sum.
 
     Attributes:
-        replay: the number of the computation of a decided batch in which its participants write; 0 before the decision.
+        replay: counts the computations of a decided batch, in which participants write its lost records again; 0 before
+            the decision.
     """
 
     incarnation: int
@@ -65,7 +67,7 @@ class TransactionId:
 
 @dataclass(frozen=True, slots=True)
 class TransactionalIdPool:
-    """All names that one sink of one log may use. A value, pickled with its sink for the participants."""
+    """All names that one sink of one log may use. A value that is pickled with its sink for the participants."""
 
     prefix: str
     log_id: str
@@ -91,13 +93,13 @@ class TransactionalIdPool:
     def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
         """Return the id for one attempt of ``round`` at ``partition``. ``serial`` is a number that no other attempt of
         the round has, on any partition: if two attempts, such as retries or speculative copies, shared a name, the
-        later one would roll back what the earlier one pre-committed. The default is the partition: one attempt for
-        each."""
+        later one would roll back what the earlier one pre-committed. The default is the partition number, for rounds
+        with one attempt per partition."""
         number = partition if serial is None else serial
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
-        """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has it.
+        """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has this id.
 
         Raises:
             ValueError: ``lost`` was not allocated here.
@@ -134,7 +136,7 @@ class TransactionalIdPool:
         """Return a committable's exact name unchanged, after a check.
 
         Raises:
-            CorruptLog: this pool did not allocate it.
+            CorruptLog: this pool did not allocate the name.
         """
         if not self.owns_exact(transaction_id):
             raise self.not_owned(transaction_id)

@@ -22,8 +22,8 @@ ResultT = TypeVar("ResultT")
 class Turns:
     """The locks that admit callers. Each is taken within a ``try``, so that no interrupt leaves it locked.
 
-    ``start`` identifies a start of the query, in which a repeated failure counts once. Coordinators of one start in
-    several processes share it.
+    ``start`` identifies a start of the query. A repeated failure counts once per start. Coordinators in several
+    processes share the identifier if they belong to the same start.
     """
 
     def __init__(self, performer: Performer) -> None:
@@ -43,7 +43,7 @@ class Turns:
         """Make a call while no other call and no rest is running. ``what`` names it in errors.
 
         Raises:
-            ConfigurationError: this thread has a turn, or another thread has one and ``waits`` is False.
+            ConfigurationError: this thread already has a turn, or another thread has a turn and ``waits`` is False.
             BaseException: what the call raised, or the error that ``explained`` returned for it.
         """
         within, performer = self.is_mine, self._performer

@@ -1,8 +1,8 @@
 """Comparison of a checkpoint with its log.
 
 Spark writes ``offsets/N`` before it runs batch N and ``commits/N`` after it, and syncs neither on a disk. A checkpoint
-that is behind its log lacks the newest of these files. Once Spark has planned batch N again, the checkpoint has an
-``offsets/N`` without ``commits/N`` that differs from the decision.
+that is behind its log lacks the newest of these files. Once Spark has planned batch N again, the checkpoint contains an
+``offsets/N`` that differs from the decision, and no ``commits/N``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _ends(folder: CheckpointFolder, planned: Reads | None) -> dict[str, JsonValu
 
 def _unreadable_lists(folder: CheckpointFolder, newest: Mapping[str, JsonValue]) -> Iterator[str]:
     """Yield the file lists that Spark would fail to read at its start. It reads all lists from the newest compact one
-    on, including those of files discovered for a batch that is not planned yet."""
+    on, including lists of files discovered for a batch that is not planned yet."""
     for source, offset in newest.items():
         if (last := number(offset)) is None:
             continue
@@ -140,7 +140,8 @@ def _mismatch(batch_id: int, is_noted: bool, decided: Reads, planned: Reads | No
 
 
 def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> Reads | None:
-    """Return the checkpoint's entry of a batch, with those of its files that the log has, or None if it is cut off."""
+    """Return the checkpoint's entry for a batch, with the current content of the source files that the log records for
+    the batch. None if the entry is cut off."""
     try:
         entry = parse(text := folder.text(f"offsets/{batch_id}"))
     except ValueError:
@@ -174,7 +175,7 @@ def kept_now(folder: CheckpointFolder, source: str, name: str, kept: JsonValue) 
 
 
 def noted_entry(folder: CheckpointFolder, batch_id: int) -> tuple[str, dict[str, object]] | None:
-    """Return the version and the JSON of an entry of ``commits``, or None if it is cut off."""
+    """Return the version and the JSON of a batch's entry in ``commits``, or None if the entry is cut off."""
     try:
         version, text = folder.text(f"commits/{batch_id}").split("\n")
         value = json.loads(text)

@@ -59,7 +59,7 @@ class CheckpointFolder:
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
-        """Return the newest batch that Spark has planned, and what it reads. Raises like ``query_id``."""
+        """Return the newest batch that Spark has planned, and what it reads. Raises the same errors as ``query_id``."""
         try:
             batch_id = self.numbers("offsets")[-1]
             return batch_id, self.reads(batch_id)

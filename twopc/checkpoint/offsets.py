@@ -8,7 +8,8 @@
     -
 
 The lines are the version, the settings with which Spark runs the batch, and per source the offset at which the batch
-ends, or ``-`` while the source has none. In version 2, of Spark 4.2, the source's name and a colon precede its offset.
+ends, or ``-`` while the source has no offset. In version 2, which Spark 4.2 writes, the source's name and a colon
+precede its offset.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def parse(text: str) -> Reads:
 
 
 def ends_whole(text: str) -> bool:
-    """Return whether an entry ends with a whole offset, as far as JSON shows it. Spark refuses one that is cut off."""
+    """Return whether the last offset of an entry is complete, as far as its JSON shows. Spark refuses an entry that is
+    cut off."""
     offset = text.rpartition("\n")[2]
     if text.startswith(f"{_NAMED}\n"):
         offset = offset.partition(":")[2]
@@ -58,7 +60,7 @@ def ends_whole(text: str) -> bool:
 
 
 def is_entry(reads: Reads) -> bool:
-    """Return whether ``reads`` has the form that ``parse`` returns."""
+    """Return whether ``reads`` is of the form that ``parse`` returns."""
     return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}
 
 
@@ -76,7 +78,8 @@ def text_of(reads: Reads) -> str:
 
 def by_source(reads: Reads) -> dict[str, JsonValue]:
     """Return the offset of each source by its folder in the checkpoint: the source's name, or its number in the plan.
-    If the plan has a source twice, Spark lists it twice, and ``folders`` has the folders."""
+    If the plan contains a source twice, Spark lists two offsets for it, and ``folders`` names the folder of each
+    offset."""
     sources = reads.get("sources", [])
     if isinstance(sources, dict):
         return sources
@@ -119,7 +122,8 @@ def grown(before: Mapping[str, set[str]], now: Mapping[str, set[str]]) -> dict[s
 
 
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
-    """Return (topic, partition) → offset from ``{"orders":{"0":100,"1":70}}``, or None for another form."""
+    """Return the offset of each (topic, partition) in an offset such as ``{"orders":{"0":100,"1":70}}``, or None for an
+    offset of another form."""
     if not isinstance(offset, dict) or not offset:
         return None
     found: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""Repair of a checkpoint: restore what it lacks of the batches that its log has decided.
+"""Repair of a checkpoint: restores the files that it lacks for batches that its log has decided.
 
 Once the decided ``offsets/N`` is restored, Spark repeats exactly batch N. The log recognizes the batch, so nothing is
 written again, and state and watermark advance as if nothing had been lost.
@@ -27,7 +27,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file of the checkpoint that is written, or put aside if ``data`` is None."""
+    """A checkpoint file to write, or to put aside if ``data`` is None."""
 
     path: str
     data: bytes | None
@@ -102,9 +102,9 @@ def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> 
 
 
 def _noted_otherwise(compared: Comparison, decided: int) -> bool:
-    """Return whether Spark recorded the newest decided batch as done with other input. It was planned again, and its
-    driver died before the comparison. Nothing has been written since. Raises Refused if this happened to an earlier
-    batch."""
+    """Return whether Spark recorded the newest decided batch as done with other input. This happens if Spark planned
+    the batch again and the driver died before the comparison. Nothing has been written since. Raises Refused if this
+    happened to an earlier batch."""
     found = [mismatch for mismatch in compared.mismatches if mismatch.is_noted and mismatch.read_otherwise]
     for mismatch in found:
         if mismatch.batch_id < decided:
@@ -118,8 +118,8 @@ def _noted_otherwise(compared: Comparison, decided: int) -> bool:
 
 
 def _to_restore(compared: Comparison, decided: int, noted: int) -> list[int]:
-    """Return the batches to plan as they were decided, ascending. A query with state must evaluate each of them, so it
-    gets one at a time. A query without state only has to evaluate the last."""
+    """Return the batches whose decided plans must be restored, in ascending order. A stateful query must evaluate every
+    batch, so its batches are restored one at a time. A stateless query only has to evaluate the last batch."""
     batches = [noted + 1] if compared.has_state else [*range(noted + 1, decided + 1)]
     if noted >= 0 and not compared.has_whole(noted):
         batches = [noted, *batches]  # its end is where the next batch begins
@@ -145,7 +145,7 @@ def _require_known(compared: Comparison, batch_id: int) -> None:
 
 
 class _Changes:
-    """The changes so far, in order, and the checkpoint as it will be after them."""
+    """The changes planned so far, in order, and the state of the checkpoint after them."""
 
     def __init__(self, folder: CheckpointFolder, compared: Comparison) -> None:
         self._folder = folder
@@ -183,8 +183,8 @@ class _Changes:
         return found
 
     def require_lists(self) -> None:
-        """Check that Spark can read the lists of files that it starts from. Raises Refused if one is missing or cut off
-        and the log does not have it."""
+        """Check that Spark can read the lists of files that it starts from. Raises Refused if a list is missing or cut
+        off and the log does not record its content."""
         lists = {path for path in self._compared.cut_off if path.startswith("sources/")}
         if left := sorted(lists - self._changed.keys() - self._discovered_anew):
             raise Refused(
@@ -193,7 +193,7 @@ class _Changes:
             )
 
     def plan_again(self, batch_id: int) -> None:
-        """Restore the plan of a batch as it was decided."""
+        """Restore the decided plan of a batch."""
         reads = self._compared.reads[batch_id]
         self._require_files_kept(batch_id, reads)
         self._restore_files(batch_id)
@@ -201,7 +201,8 @@ class _Changes:
             self._changed[f"offsets/{batch_id}"] = text_of(reads).encode()
 
     def restore_files_of_noted(self) -> None:
-        """Restore a source's lost files of batches that are done. Without them it would read their input again."""
+        """Restore the file lists that a source has lost for completed batches. Without these lists, the source would
+        read the input of those batches again."""
         for mismatch in self._compared.mismatches:
             if mismatch.is_noted:
                 self._restore_files(mismatch.batch_id)
@@ -234,7 +235,8 @@ class _Changes:
         self._changed[path] = "\n".join(lines).encode()
 
     def _repeated(self, source: str, number: int) -> list[str]:
-        """Return the version and the lines of all files before a compact file, which repeats them."""
+        """Return the part of a compact file that repeats earlier files: the version, and the lines of all files before
+        it."""
         lines: list[str] = []
         before = [(n, name) for n, name in self._numbered(source) if n < number]
         compacts = [n for n, name in before if name.endswith(COMPACT)]

@@ -1,9 +1,9 @@
 """The files that a file source's offsets refer to.
 
 The offset ``{"logOffset":7}`` is the number of a file in the source's folder of the checkpoint. This file,
-``sources/0/7``, has the version and one line per input file that Spark discovered at that moment. By default, every
-tenth file is compact, such as ``sources/0/9.compact``, and repeats all files before it. The numbers are the source's
-own, not those of batches.
+``sources/0/7``, contains the version and one line per input file that Spark discovered at that moment. By default,
+every tenth file is compact, such as ``sources/0/9.compact``, and repeats all files before it. Each source numbers its
+files itself; the numbers are not batch ids.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
 
 
 def read_before(folder: Reader, batch_id: int) -> Reads | None:
-    """Return the offset log entry of the batch before ``batch_id``, or None if there is none. It lacks the files that
-    its offsets refer to, because Spark removes old lists of files."""
+    """Return the offset log entry of the batch before ``batch_id``, or None if there is none. The entry does not
+    include the files that its offsets refer to, because Spark removes old lists of files."""
     path = f"offsets/{batch_id - 1}"
     return parse(folder.text(path)) if batch_id and folder.size(path) is not None else None
 
@@ -67,8 +67,9 @@ def read_before(folder: Reader, batch_id: int) -> Reads | None:
 def files_read(
     folder: Reader, batch_id: int, end: Mapping[str, JsonValue], before: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Return source → file name → content, for files that the offsets at ``end`` refer to, but not those of the batch
-    ``before``. For the first batch, this includes file 0 of other sources, which has their first offsets."""
+    """For each source, return the names and contents of the files that the offsets at ``end`` refer to, except files
+    that the offsets ``before`` already refer to. For the first batch, also return file 0 of every other source, which
+    contains the first offsets of that source."""
     found: dict[str, JsonValue] = {}
     for source, offset in end.items():
         last = number(offset)

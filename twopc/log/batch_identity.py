@@ -38,7 +38,7 @@ def recognize(
 
     A batch before the newest decided one is recognized by its reads, as long as its entry, ``earlier``, is kept. So a
     query whose checkpoint is several batches behind repeats them one by one, and its state catches up. Raises
-    LogMismatch: the batch is out of order, was decided with other ``reads``, or ``follows`` another batch than the
+    LogMismatch: the batch is out of order, was decided with other ``reads``, or ``follows`` a batch other than the
     decided one.
     """
     if earlier is not None and earlier.reads is not None:
@@ -59,8 +59,8 @@ def as_logged(reads: JsonValue) -> JsonValue:
 
 
 def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:
-    """Check that a batch may come after ``newest``, the newest that ``log`` has decided. Upholds: each batch is decided
-    at most once, and in order. Raises LogMismatch: the batch is neither the newest decided one nor the next."""
+    """Check that a batch may come after ``newest``, the newest batch that ``log`` has decided. Upholds: each batch is
+    decided at most once, and in order. Raises LogMismatch: the batch is neither the newest decided one nor the next."""
     expected = first_batch_id if newest is None else newest + 1
     if batch_id in (newest, expected):
         return
@@ -86,8 +86,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
 
 
 def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Check that a repeated batch is the one that ``log`` has decided. Upholds: a batch is identified by what it reads,
-    not by its number alone. Raises LogMismatch: the batch reads something else."""
+    """Check that a repeated batch is the batch that ``log`` has decided. Upholds: a batch is identified by what it
+    reads, not by its number alone. Raises LogMismatch: the batch reads something else."""
     if decided is None or now is None:
         if decided is not now:
             missing = "its commit log" if decided is None else "the caller"
@@ -109,8 +109,8 @@ def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: 
 
 
 def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Check that a new batch begins where the newest decided one ended. Upholds: no record falls between the two, or is
-    in both. Raises LogMismatch: the batch begins elsewhere."""
+    """Check that a new batch begins where the newest decided one ended. Upholds: no record is left out between the two
+    batches, or is in both. Raises LogMismatch: the batch begins elsewhere."""
     if decided is None or now is None:
         return
     if isinstance(decided, dict) and isinstance(now, dict):
@@ -162,7 +162,7 @@ def shown(found: Sequence[Difference]) -> str:
 
 
 def _numbered(found: Sequence[Difference]) -> dict[str, list[float]]:
-    """Return the differences of the numbers at numbered keys, by path."""
+    """Return the numeric differences between values at numbered keys, such as partitions, by the path above the key."""
     apart: dict[str, list[float]] = {}
     for each in found:
         path, _, key = each.path.rpartition(".")

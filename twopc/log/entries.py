@@ -26,10 +26,11 @@ from twopc.transaction import Committable, JsonValue, by_name
 from twopc.transactional_ids import Round
 
 A_START_S = 60
-"""Seconds after which a failure counts again in the same start, which may call the coordinator many times a second."""
+"""Seconds after which a failure counts again within one start, because a start may call the coordinator many times a
+second."""
 
 WAYS_KEPT = 8
-"""How many different failures are tracked, as they may alternate."""
+"""How many different failures are tracked, because failures may alternate."""
 
 Kind = Literal["open", "decide", "amend", "abandon", "complete", "close"]
 
@@ -57,7 +58,7 @@ class Abandonment:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """How often a kind of failure has come since the last decision, and when."""
+    """How often a kind of failure has occurred since the last decision, and when."""
 
     # How often it was counted: once per start, and again every ``A_START_S`` of a long start. A failure that is known
     # to pass counts once per ``A_START_S``, over all starts.
@@ -107,16 +108,16 @@ class Entry:
         decided: the newest decided batch, or None before the first.
         unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this shows
             through which batch everything is committed.
-        written_at: in UTC, for operators. No decision depends on it.
-        abandoned: what operators have given up, oldest first. Carried forward, because entries are pruned and the gaps
-            in a target system must stay on record.
+        written_at: when the entry was written, in UTC. For operators; no decision depends on it.
+        abandoned: the transactions that operators have given up, oldest first. Carried forward, because entries are
+            pruned and the gaps in a target system must stay on record.
         prefixes: the prefix of each sink's transactional ids, by sink name.
         reads: what batch ``decided`` read, as passed to ``run``, or None if unknown. Carried forward until the next
             decision, because a batch may be repeated long after its commit.
         newest: sink name → the newest decided batch with transactions of the sink, which the sink compares with its
             target system. An older log may lack it for some sinks.
-        repetition: the failure that ended the starts before this entry, if any. The next decision clears it. The clean
-            stop of a start that got past the failure clears it if it came before a batch.
+        repetition: the failure that ended the starts before this entry, if any. The next decision clears it. If the
+            failure came before a batch, the clean stop of a start that got past this point clears it, too.
     """
 
     kind: Kind
@@ -145,8 +146,8 @@ def opened(
     """Return the entry with which a coordinator of query ``owner`` starts after ``tail``. ``sinks``: sink name →
     prefix; None if the coordinator only maintains the log. ``noted``: the failure that the last start noted.
 
-    Raises LogMismatch: the log belongs to another owner, has a batch that is decided but not yet committed to a sink
-    missing from ``sinks``, or has another prefix for a sink.
+    Raises LogMismatch: the log belongs to another owner, contains a batch that is decided but not yet committed to a
+    sink missing from ``sinks``, or records another prefix for a sink.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -172,8 +173,8 @@ def opened(
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
     """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even if its
-    target system never ends it. ``sinks``: sink name → prefix. Raises LogMismatch: a sink has another prefix in this
-    log."""
+    target system never ends it. ``sinks``: sink name → prefix. Raises LogMismatch: the log records another prefix for a
+    sink."""
     for name, prefix in sinks.items():
         known = tail.prefixes.get(name, prefix)
         if known != prefix:
@@ -237,8 +238,9 @@ def completed(tail: Entry) -> Entry:
 
 
 def closed(tail: Entry, start: str | None = None) -> Entry:
-    """Return the entry of a clean stop: everything decided is committed. Failures before a batch are cleared if this
-    ``start`` got past them, except its own. ``start`` is None if it got no further than recovery."""
+    """Return the entry of a clean stop: everything decided is committed. If this ``start`` got past recovery, the
+    failures that earlier starts met before a batch are cleared. ``start`` is None if it got no further than
+    recovery."""
     if start is None:
         return _next(tail, "close", unresolved=())
     known = () if tail.repetition is None else (tail.repetition, *tail.repetition.others)

@@ -27,12 +27,12 @@ files of a few tasks. A longer one is refused even if factoring shortens it, bec
 """
 
 MOST_TRANSACTIONS = 100_000
-"""The most transactions in one decision, which then has about 300 bytes for each. A batch that is certain to have more
-is refused before its tasks begin, rather than each time after they have written it."""
+"""The most transactions in one decision, which then has about 300 bytes for each. A batch that is certain to exceed
+this number is refused before its tasks begin, rather than every time its tasks have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
-"""The longest entry, in bytes. No coordinator writes a longer one, so it is not parsed, which would take many times its
-length in memory. Entries that carry a decision forward are little longer than the decision."""
+"""The longest entry, in bytes. No coordinator writes a longer one. A longer entry is not parsed, because parsing takes
+many times its length in memory. Entries that carry a decision forward are little longer than the decision."""
 
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
 _SHORT = 120  # the most characters of a value on one line
@@ -86,8 +86,8 @@ def _saved(decision: Decision, as_json: Mapping[str, Any]) -> int:
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:
-    """Lay out JSON in lines. A short value takes one line, and so does a transaction of any length. Otherwise each
-    number in its list of partitions would take an indented line."""
+    """Lay out JSON in lines. A short value takes one line. So does a transaction of any length, because otherwise each
+    number in its list of partitions would take a line."""
     if depth == _LEVELS_OF_LINES or not isinstance(value, dict | list):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -149,7 +149,7 @@ def parse(data: bytes, where: str) -> Entry:
 
 def parse_id(data: bytes, where: str) -> str:
     """Return the id of the entry in ``data``, without creating its transactions, which take many times their length in
-    memory. Raises CorruptLog like ``parse``, unless the damage is elsewhere in the entry."""
+    memory. Raises CorruptLog as ``parse`` does, but does not check the other fields of the entry."""
     with _entry_at(where):
         return _text(_value(data, where)["entry_id"])
 

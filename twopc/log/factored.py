@@ -1,8 +1,8 @@
 """One sink's transactions in a decision, as JSON, with common parts written once. No I/O.
 
-A batch of 10 000 tasks has as many transactions, which differ in a few numbers. ``FACTORED_FROM`` or more transactions
-become a template, and one row per transaction with the values that differ, in the template's order. A node of the
-template is one of::
+A batch of 10 000 tasks has 10 000 transactions, which differ in only a few numbers. ``FACTORED_FROM`` or more
+transactions become a template, followed by one row per transaction with the values that differ, in the template's
+order. A node of the template is one of::
 
     {"same": value}                     every transaction has this value
     {"starts": text, "ends": text}      texts; the row has the part in between
@@ -24,10 +24,12 @@ FACTORED_FROM = 100
 """The least number of transactions that are factored. Fewer take little space, and are easier to read in full."""
 
 LONGEST_LIST = 4
-"""Lists of one length up to this get a node per item. Longer lists mostly differ in length between transactions."""
+"""Lists of equal length get a node per item if they have at most this many items. Longer lists mostly differ in length
+between transactions."""
 
 MOST_EXPANDED = 256 * 1024 * 1024
-"""The most bytes of the template times its rows. No coordinator writes more, which would fill the memory."""
+"""The greatest product of the template's bytes and its number of rows. No coordinator exceeds it; a greater one would
+fill the memory."""
 
 _EACH = "each"
 
@@ -109,7 +111,8 @@ def _children(node: Any) -> Iterable[Any]:
 
 
 def _columns(node: Any) -> int:
-    """Return the number of a row's values for a node. Raises ValueError for an unknown kind of node: it is damaged."""
+    """Return how many values each row contains for a node. Raises ValueError for an unknown kind of node, which is a
+    sign of damage."""
     keys = {*node} if isinstance(node, dict) else None
     if keys == {"same"}:
         return 0

@@ -17,8 +17,8 @@ from twopc.log.store import LogStore, store_of
 from twopc.stores.errors import TEMPORARY
 
 ATTEMPTS = 5
-"""How often a reading is tried at most. It fails if a running driver appends and prunes between the listing and the
-reads."""
+"""How often a reading is tried at most. A reading fails if a running driver appends and prunes between its listing and
+its reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,7 @@ class History:
     """The kept entries, oldest first. The last one is the whole state of the log.
 
     Attributes:
-        entries: all but the last lack the transactions of their decisions, which would fill the memory if batches are
-            wide.
+        entries: all but the last lack the transactions of their decisions, because wide batches would fill the memory.
         sizes: for each entry, the number of transactions and of records in its unresolved decisions.
         bytes: the size of all entries.
         notice: the call that the coordinator waits for.
@@ -61,19 +60,19 @@ class History:
 
 
 class NoLog(ConfigurationError):
-    """The folder or store has no entry: no query has begun a log there, or it is not the log's."""
+    """The folder or store contains no entry: no query has begun a log there, or the log is elsewhere."""
 
 
 def read_history(log: str | os.PathLike[str] | LogStore) -> History:
-    """Read every entry of the log at a path or URL, or in a store. Raises like ``FollowedLog.read``."""
+    """Read every entry of the log at a path or URL, or in a store. Raises the same errors as ``FollowedLog.read``."""
     return FollowedLog(log).read()
 
 
 class FollowedLog:
     """A log that is read repeatedly.
 
-    Entries never change. While the newest entry of the last reading is unchanged, so are all before it, and only later
-    entries are read.
+    Entries never change. While the newest entry of the last reading is unchanged, so are all earlier entries, and only
+    newer ones are read.
     """
 
     def __init__(self, log: str | os.PathLike[str] | LogStore) -> None:

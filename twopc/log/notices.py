@@ -1,9 +1,9 @@
-"""A coordinator's notice, in a file beside its log. It tells ``twopc status``, which runs in another process, which
-call the coordinator is waiting for, and it tells the next start which failure ended this one.
+"""A coordinator's notice, in a file beside its log. It informs ``twopc status``, which runs in another process, of the
+call that the coordinator is waiting for, and the next start of the failure that ended this one.
 
-No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
-so the notice of a killed process expires. It also names its driver by log id and incarnation, so that an older driver
-that still waits does not replace it.
+No decision depends on a notice, and it may be lost. A notice names the newest entry of the log and is valid until
+another entry follows, so the notice of a killed process expires. The notice also names its driver by log id and
+incarnation, so that an older driver that is still waiting does not replace it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Notices:
 
     def post(self, tail: Entry, event: CallRetried, ended: threading.Event | None = None) -> None:
         """Record beside the log which call has no answer, unless it has ``ended``. ``tail``: the log's newest entry.
-        Does nothing while another notice is being written, because commits would wait for the store, too."""
+        Does nothing while another notice is being written, because otherwise commits would also wait for the store."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
         if not self._lock.acquire(blocking=False):
@@ -95,8 +95,8 @@ class Notices:
         return True
 
     def _is_overtaken(self, tail: Entry) -> bool:
-        """Return whether another driver has the log by now. If the log was restored from a backup, an existing notice
-        may name an incarnation that the log has lost."""
+        """Return whether another driver has taken over the log. If the log was restored from a backup, an existing
+        notice may name an incarnation that the log has lost."""
         newest = parse(self._store.read(self._store.slots()[-1]), self._store.url)
         return (newest.log_id, newest.incarnation) != (tail.log_id, tail.incarnation)
 

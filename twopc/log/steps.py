@@ -32,8 +32,8 @@ ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
 
 STARTS_KEPT = 32
-"""How many times ``ENTRIES_KEPT`` stay if the previous start appended nothing after its opening entry. Otherwise,
-failed starts would prune the decisions that a repair needs."""
+"""Multiplies ``ENTRIES_KEPT`` if the previous start appended nothing after its opening entry, so that failed starts do
+not prune the decisions that a repair needs."""
 
 
 class Changed(Exception):
@@ -70,7 +70,8 @@ def _current_tail() -> Steps[tuple[int, Entry] | None]:
 
 
 def read_decision(batch_id: int) -> Steps[Entry | None]:
-    """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if it was pruned."""
+    """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if all such entries were
+    pruned."""
     for slot in reversed((yield Slots())):
         entry = yield ReadSlot(slot)
         if entry is None:  # pruned since the listing, like all before it
@@ -166,8 +167,8 @@ def _appended(url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[E
 
 
 def _withdraw(url: str, slot: int) -> Steps[bool]:
-    """Remove an entry that does not count if it is the newest, because it would pass for the tail. Return whether it
-    was the newest. It is if the previous entry was removed, or if the log was removed and another driver has begun it
+    """Remove an entry that does not count, if it is the newest entry and so would pass for the tail. Return whether it
+    was the newest: then the previous entry was removed, or the whole log was removed and another driver has begun it
     again. Raises InDoubt: the entry may still exist, and the next start may take it for the tail."""
     try:
         newest = max((yield Slots()), default=-1)
@@ -222,8 +223,8 @@ _NOT_SHOWN = FileNotFoundError("the store confirmed an entry, and shows neither 
 
 
 def _require_taken(url: str, slot: int) -> Steps[None]:
-    """Check that a slot that the store reports as taken has, or had, another process's entry. Raises InDoubt: the store
-    shows none."""
+    """Check that a slot reported as taken by the store contains, or contained, another process's entry. Raises InDoubt:
+    the store shows no such entry."""
     try:
         is_taken = (yield Slots())[-1:] >= [slot] or (yield ReadId(slot)) is not None
     except Exception as error:

@@ -41,10 +41,11 @@ class LogStore(Protocol):
         """Return the whole entry. Raises FileNotFoundError."""
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        """Create the entry, durable and whole or not at all.
+        """Create the entry: durable and complete, or not at all.
 
         Raises:
-            FileExistsError: the slot has an entry. It may be this one, if the store's client repeats a lost request.
+            FileExistsError: the slot contains an entry. That may be this very entry, if the store's client repeats a
+                lost request.
             ConfigurationError: the store can't keep a log; the entry was not written.
             Exception: any other error; the outcome is unknown.
         """
@@ -61,7 +62,7 @@ class LogStore(Protocol):
 
 @runtime_checkable
 class CheckedLogStore(Protocol):
-    """A log store that ``twopc doctor`` can check, as every store of twopc is."""
+    """A log store that ``twopc doctor`` can check. Every store that comes with twopc implements this."""
 
     def check(self) -> Iterator[CheckResult]:
         """Check the store, with or without a log in it. Try what can be tried, and leave no trace.
@@ -78,7 +79,7 @@ class ReplicatedLogStore(Protocol):
 
     def require_current(self) -> None:
         """Check that the server may still change the log, without changing an entry. Raises Exception: the server may
-        not, or does not answer."""
+        no longer change the log, or does not answer."""
 
 
 def _slot(name: str) -> int | None:
@@ -91,11 +92,11 @@ _HOW_TO_GIVE_THEM = f"{DESCRIBED_BY}open_store shows how to give them"
 
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
     """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), HDFS
-    (``webhdfs://``), ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no
+    (``webhdfs://``), ``memory://`` for this process alone, or a scheme that a plugin adds (``postgresql://``). Makes no
     request and writes nothing.
 
-    A log's store must create a file only where there is none, whole or not at all, and list it at once. It needs
-    permission to create, read, list and delete. Pass options and credentials here, in the environment
+    A log's store must create a file only where there is none, whole or not at all, and list it at once. twopc needs
+    permission to create, read, list and delete entries there. Pass options and credentials here, in the environment
     (``FSSPEC_S3_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``), or in a file in ``~/.config/fsspec``, which the ``twopc``
     command reads, too::
 
@@ -108,7 +109,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
 
     Raises:
         ConfigurationError: the store is of an unsupported kind, its client is not installed or does not take the
-            options, or the URL has a password.
+            options, or the URL contains a password.
     """
     protocol, path = parsed_place("the commit log", url)
     if protocol in KEEP_A_LOG:
@@ -155,7 +156,7 @@ def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> Log
 
 
 def store_of(log: str | os.PathLike[str] | LogStore) -> LogStore:
-    """Return ``log`` itself, or the store for a path or URL. Raises like ``open_store``."""
+    """Return ``log`` itself, or the store for a path or URL. Raises the same errors as ``open_store``."""
     given: Any = log
     return given if hasattr(given, "put_if_absent") else open_store(given)
 

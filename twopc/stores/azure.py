@@ -1,7 +1,7 @@
 """Azure Blob Storage through adlfs, with errors that are reliable enough for a commit.
 
-adlfs passes on most errors of Azure's client, none of which is an OSError, and treats any 404 as an absent file, even
-one from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
+adlfs passes on most errors of Azure's client, none of which is an OSError. It treats any 404 as an absent file, even a
+404 from a proxy. Here each error is an OSError, as listed in ``errors``. A missing answer is ``ECONNABORTED``, because
 ``ETIMEDOUT`` would make a TimeoutError, which fsspec replaces with its own.
 
 All uses of adlfs's private names are in this module. They were read in 2026.8.0; the extra ``azure`` excludes releases
@@ -28,7 +28,7 @@ _NUMBERS = {
     **dict.fromkeys(("PublicAccessNotPermitted", "AccountIsDisabled"), errno.EACCES),
     "InvalidBlockList": errno.ENOENT,
 }
-"""Codes with one meaning, whatever the status."""
+"""Error codes that have the same meaning with any status."""
 
 
 class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
@@ -117,7 +117,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         return _File(self, path, mode, block_size or self.blocksize, **keywords)
 
     async def _below(self, path: str, method: str, prefix: str = "", **keywords: Any) -> AsyncIterator[Any]:
-        """Yield what Azure's client lists below a folder under names that begin with ``prefix``."""
+        """Yield the items that Azure's client lists below a folder under names that begin with ``prefix``."""
         container, _, folder = path.rstrip("/").partition("/")
         own = f"{folder}/".lstrip("/")
         client = self.service_client.get_container_client(container)
@@ -168,7 +168,7 @@ class _File(AzureBlobFile):  # type: ignore[misc]
 
 def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
     """Translate an error of Azure's client, or of a library below it. ``has_had_an_answer``: whether the store has
-    answered this client before, so that its credentials were right."""
+    answered this client before, which shows that the client's credentials were right."""
     if isinstance(error.__cause__, AzureError):  # adlfs wraps errors of an upload
         error = error.__cause__
     code = _code(error)
@@ -177,7 +177,7 @@ def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
 
 
 def _code(error: Any) -> str | None:
-    """Return the error code of the reply, from its headers, as a reply to HEAD has no body."""
+    """Return the error code of the reply. The code is read from the headers, because a reply to HEAD has no body."""
     response = getattr(error, "response", None)
     code: str | None = None if response is None else response.headers.get("x-ms-error-code")
     return code

@@ -13,7 +13,7 @@ The clients of all stores raise OSErrors with these numbers:
 | ``ENOSYS`` | the server does not have this request |
 | ``EIO`` | anything else |
 
-An errno in none of the sets below is not known to pass, so its request is not repeated as if it were.
+An error whose errno is in none of the sets below is not known to pass, so its request is not repeated.
 """
 
 from __future__ import annotations

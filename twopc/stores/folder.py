@@ -42,12 +42,13 @@ class Folder(ABC):
 
     @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> None:
-        """Create the file, durable and whole or not at all. Create the folder if it is missing.
+        """Create the file: durable and complete, or not at all. Create the folder if it is missing.
 
         Removes leftovers of killed writers that ``names`` has seen, if they are older than an hour.
 
         Raises:
-            FileExistsError: the name exists, durably. It may be this file, if a client repeats a lost request.
+            FileExistsError: the name exists, durably. The existing file may be this very one, if a client repeats a
+                lost request.
             Unusable: the file was not created.
             Exception: any other error; the outcome is unknown.
         """
@@ -79,14 +80,14 @@ class Folder(ABC):
         """Return when a file was written, by the store's own clock."""
 
     def _see(self, names: list[str]) -> list[str]:
-        """Record which of the listed names a killed writer may have left."""
+        """Record which of the listed files a killed writer may have left behind."""
         self._leftovers = [name for name in names if name.endswith((ASIDE, PROBE))]
         return names
 
     def _remove_leftovers(self, mine: str) -> None:
         """Remove leftovers of killed writers. Their age is measured by the store's clock alone, so that clocks of
-        different machines are never compared. A writer that only slept can no longer name its file. Its outcome is
-        unknown, so it tries again."""
+        different machines are never compared. If a writer was only asleep, it can no longer give its file the final
+        name. The outcome of that attempt is unknown, so the writer tries again."""
         leftovers, self._leftovers = self._leftovers, []
         for name in leftovers:
             with contextlib.suppress(Exception):  # leftovers only cost space
@@ -94,8 +95,8 @@ class Folder(ABC):
                     self.remove(name)
 
     def _fault_of_a_trial(self, create: Callable[[str, bytes], None], name: str) -> str | None:
-        """Create a file twice, read it back and find it in the listing, as a log does with its entries. Return why the
-        folder can't keep a log, or None."""
+        """Create a file twice, read it back and look for it in the listing, as a log does with its entries. Return the
+        reason why the folder can't keep a log, or None."""
         is_created = False
         try:
             for _ in range(2):

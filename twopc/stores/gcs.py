@@ -42,9 +42,9 @@ _OF_GCS = {409: errno.EBUSY, 410: errno.EBUSY}
 class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
     """gcsfs's client, with its options, for buckets other than zonal ones. Every method may raise an OSError.
 
-    The base class is not the one that fsspec opens for ``gs://``. That one queries each bucket's kind at Google by
-    gRPC, whatever the endpoint. In a zonal bucket, it ignores ``mode="create"`` and shows an object before it is whole.
-    The base class only uses the JSON API.
+    For ``gs://``, fsspec opens a different class, which asks Google for the kind of each bucket by gRPC, whatever the
+    endpoint. In a zonal bucket, that class ignores ``mode="create"`` and shows an object before it is complete. The
+    base class used here only uses the JSON API.
 
     Without the option ``token``, the client only accepts Application Default Credentials. gcsfs itself would send
     anonymous requests for the rest of the process if the metadata server was not ready when the client was created.
@@ -94,7 +94,7 @@ def translate(error: BaseException) -> OSError:
 
 
 class _NoAnswer(OSError):
-    """A missing answer. Not a TimeoutError, because fsspec drops the text and errno of one."""
+    """A missing answer. Not a TimeoutError, because fsspec drops a TimeoutError's text and errno."""
 
 
 def _meaning(error: BaseException) -> int:

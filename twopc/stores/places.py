@@ -124,20 +124,20 @@ def split(url: str) -> tuple[str | None, str]:
 
 
 class HasOutput(Protocol):
-    """A sink, of which only the output folder is used here."""
+    """A sink. Only its output folder is used here."""
 
     @property
     def output_folder(self) -> str | None: ...
 
 
 def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -> None:
-    """Check that readers of the outputs of ``sinks`` do not find the files of ``what``, which are at ``url``, in any
-    spelling. Links are followed.
+    """Check that readers of the outputs of ``sinks`` do not find the files of ``what``, which are at ``url``. Other
+    spellings of a location are recognized, and links are followed.
 
-    Raises ConfigurationError if ``url`` is the output folder of a sink, or inside it. It may be below a folder whose
-    name begins with ``_`` or ``.``, which readers of data sets skip. They do not skip a partition such as ``_a=1``, and
-    Spark's reader does not skip ``_spark_metadata``. Also raised if an output folder is inside ``url``, because it
-    would be moved, restored or deleted with it.
+    Raises ConfigurationError if ``url`` is the output folder of a sink, or inside it. ``url`` may be below a folder
+    whose name begins with ``_`` or ``.``, which readers of data sets skip. Readers do not skip a partition such as
+    ``_a=1``, and Spark's reader does not skip ``_spark_metadata``. Also raised if an output folder is inside ``url``,
+    because the output would be moved, restored or deleted together with these files.
     """
     for sink, output in ((name, sink.output_folder) for name, sink in sinks.items() if sink.output_folder):
         if _is_listed(_below(url, output)):
@@ -171,8 +171,8 @@ _OF_SPARK = ("metadata", "offsets", "commits", "sources", "state")
 
 def refuse_within_source(what: str, url: str, source: str) -> None:
     """Raise ConfigurationError if the query would read the files of ``what`` as its input, because ``url`` is inside
-    ``source``, the folder or folder pattern of a file source. It may be below a folder that readers skip. For the other
-    arguments see ``refuse_within_outputs``."""
+    ``source``, the folder or folder pattern of a file source. ``url`` may be below a folder that readers skip. For the
+    other arguments see ``refuse_within_outputs``."""
     if _is_listed(_below(url, source, fnmatch.fnmatchcase)):
         raise ConfigurationError(
             f"{what} is at {url}, and the query reads the files of {source}: it would take those of {what} for records."

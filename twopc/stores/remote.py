@@ -55,7 +55,8 @@ _BY_KIND = (
 )
 
 _NO_ANSWER = frozenset(("TimeoutError", "ConnectionError", "Timeout", "ChunkedEncodingError"))
-"""Errors of Python and requests, by name, because not every store needs requests, whose errors have no errno."""
+"""Errors of Python and of requests that stand for a missing answer. The errors of requests have no errno. Listed by
+name, because not every store needs requests."""
 
 
 class _RemoteFolder(Folder):

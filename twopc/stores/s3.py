@@ -1,4 +1,4 @@
-"""S3's errors as the OSErrors of ``errors``, which are reliable enough for a commit."""
+"""Translates S3's errors to OSErrors as listed in ``errors``, which are reliable enough for a commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERS = {
     "NoSuchBucket": errno.ENODEV,
     "KeyTooLongError": errno.ENAMETOOLONG,
 }
-"""Codes with one meaning, whatever the status."""
+"""Error codes that have the same meaning with any status."""
 
 _DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
 """Codes of refused credentials that S3 may return with a status other than 401 and 403."""
@@ -36,7 +36,8 @@ _NO_ANSWER = (
 )
 
 _NO_ANSWER_OF_AIOHTTP = ("ClientConnectionError", "ClientPayloadError")
-"""Errors of the client under s3fs, and their subclasses, by name, because boto3 works without that client."""
+"""Errors of aiohttp, the client under s3fs, that stand for a missing answer. Subclasses count, too. Listed by name,
+because boto3 works without aiohttp."""
 
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
 

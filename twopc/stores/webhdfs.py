@@ -3,8 +3,8 @@
 fsspec's own client ignores a refused rename, returns a DataNode's error as the contents of a file, waits without limit,
 and shows the delegation token in its errors, because every URL contains it.
 
-Here every refusal is an OSError whose errno follows from the name of the Java exception. Without an answer, the errno
-is ETIMEDOUT or ECONNRESET, and the outcome of a change is unknown. No error contains a credential.
+Here every refusal is an OSError whose errno follows from the name of the Java exception. If there is no answer, the
+errno is ETIMEDOUT or ECONNRESET, and the outcome of a change is unknown. No error contains a credential.
 """
 
 from __future__ import annotations

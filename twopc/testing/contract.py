@@ -44,8 +44,8 @@ NEIGHBORS = (
     (f"{SINK}2", LOG_ID),
     ("a-sink", LOG_ID),  # matches SINK in a LIKE, where _ is any character
 )
-"""Sink and log of other queries, or of other sinks of the same query. Their names begin like those of the sink under
-test."""
+"""The sink name and log id of other queries, or of other sinks in the same query. Their names begin like those of the
+sink under test."""
 
 AWKWARD = (
     *("", " ", "null", "NaN", "0", "%s {0}", "a,b;c\td", "back\\slash", "line\nbreak"),
@@ -69,11 +69,10 @@ class Lost(Exception):
 
 
 class SinkContract(ABC):
-    """What every sink must do, whatever its target system. Collected by pytest in a subclass whose name starts with
-    Test.
+    """Tests for every sink, whatever its target system. pytest collects them in a subclass whose name starts with Test.
 
     Each test calls ``make_sink`` several times. The sinks share one target system, as processes do, and a new sink
-    stands for a process that knows nothing of the one that wrote.
+    stands for a process that knows nothing of the process that wrote.
 
     Tests read records only when their batch is complete and no transaction is open, because a target system may show
     commits in the order in which their transactions began, or only whole batches.
@@ -96,7 +95,7 @@ class SinkContract(ABC):
     them. ``TWOPC_EXAMPLES`` in the environment overrides it."""
 
     large: int = 10_000
-    """How many records the large write has. Lower it if the target system can't hold that many at once."""
+    """How many records the large write contains. Lower it if the target system can't hold that many at once."""
 
     shows_whole_transactions: bool = True
     """Whether readers never see a part of a transaction. Set it to False if they may, for example because a transaction
@@ -118,7 +117,7 @@ class SinkContract(ABC):
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         """Return records for the sink. Override it if the sink needs columns other than ``value``. Values are short,
-        except ``long_texts``, and no two of those open or visible at a time are equal."""
+        except ``long_texts``, and all values that are open or visible at the same time are different."""
         return pa.record_batch({"value": pa.array(values)})
 
     def sample(self) -> pa.RecordBatch:
@@ -132,19 +131,19 @@ class SinkContract(ABC):
         return None
 
     def types_taken(self) -> pa.Schema | None:
-        """Return the columns for which values are drawn, by default those of ``sample``; None to draw texts for
+        """Return the columns for which values are drawn, by default the columns of ``sample``; None to draw texts for
         ``value``. Leave out a column if the sink refuses most values of its type by design. The test that draws values
         calls this first, so it may create the target system's table again."""
         self.sink()  # it may create the table
         return None if self.visible_records() is None else self.sample().schema
 
     def readers(self) -> Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]]:
-        """Return the readers of the drawn records, by name. Override it to have several readers compared."""
+        """Return the readers of the drawn records, by name. Override it to compare several readers."""
         return {"a committed reader": lambda: self.visible_records() or []}
 
     def with_bad_records(self) -> pa.RecordBatch | None:
-        """Return records of which the sink refuses only some. None, the default, if it refuses no single records: then
-        it need not override ``write_valid``."""
+        """Return records of which the sink refuses only some. None, the default, if the sink never refuses single
+        records. Such a sink need not override ``write_valid``."""
         return None
 
     def long_texts(self) -> Sequence[str]:
@@ -163,7 +162,8 @@ class SinkContract(ABC):
         yield None
 
     def becomes_visible(self, values: list[str]) -> bool:
-        """Return whether exactly ``values`` are visible. Override it to wait if the target shows its commits late."""
+        """Return whether exactly ``values`` are visible. Override it to wait if the target system shows commits
+        late."""
         return Counter(self.visible()) == Counter(values)
 
     # What is written. -------------------------------------------------------------------------------------------
@@ -272,7 +272,8 @@ class SinkContract(ABC):
         self._require_nothing_open(query)
 
     def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int], list[int]]:
-        """Return records, the positions of those that the sink takes, and the positions of those that it refuses."""
+        """Return records, the positions of the records that the sink takes, and the positions of the records that it
+        refuses."""
         records = self.with_bad_records()
         if records is None:
             raise unittest.SkipTest("the sink refuses no record by itself")
@@ -445,8 +446,8 @@ class SinkContract(ABC):
         self._require_visible(["a", "b", "c", "d"])
 
     def test_whatever_a_joint_commit_has_done_each_sinks_own_makes_its_batch_visible_once(self) -> None:
-        """Applies if one request can make a batch of several sinks visible. It is made before all, some or none of
-        their own commits, and again after all of them."""
+        """Applies if one request can make a batch of several sinks visible. That request is made before all, some or
+        none of the sinks' own commits, and again after all of them."""
         queries = [self.query(), self.query(f"{SINK}2")]
         expected: list[str] = []
         for batch_id, (committed_before, values) in enumerate([(0, "ab"), (1, "cd"), (2, "ef")]):
@@ -606,7 +607,7 @@ class SinkContract(ABC):
         assert self.visible() == []
 
     def test_a_transaction_without_a_record_is_rolled_back(self) -> None:
-        """As after a failed first write."""
+        """This is the state after a failed first write."""
         query = self.query()
         sink = query.sink()
         query.answered(sink.require_valid, self.record_batch(["a"]).schema)  # as a participant does before each begin
@@ -616,8 +617,8 @@ class SinkContract(ABC):
         assert self.visible() == []
 
     def test_a_writer_that_was_rolled_back_does_not_vote_for_a_part(self) -> None:
-        """It may vote no, or be vetoed by ``seal``. Or the target system did not know it yet, and all its records
-        count."""
+        """The writer may vote no, or ``seal`` may veto its vote. Or the target system did not know the transaction yet,
+        and then all of its records count."""
         query = self.query()
         expected: list[str] = []
         for batch_id, (before, after) in enumerate((("a", ""), ("b", "c"))):
@@ -667,7 +668,8 @@ class SinkContract(ABC):
         self._require_visible(["a", "b"])
 
     def test_recover_finds_what_is_not_pre_committed_yet(self) -> None:
-        """Unless the target system does not know of it yet. It does if an abort by name makes the vote fail."""
+        """``recover`` may miss a transaction that the target system does not know of yet. The target system knows of it
+        if an abort by name makes the vote fail."""
         query = self.query()
         transaction_id = query.sink().transactional_ids.allocate(Round(1, 0), partition=0)
         with contextlib.suppress(Lost), self._writing("a") as writer:
@@ -747,8 +749,8 @@ class SinkContract(ABC):
     # Before and after a query. ----------------------------------------------------------------------------------
 
     def test_a_query_does_not_start_when_its_last_committed_batch_is_gone(self) -> None:
-        """As after the target system was restored from a backup. A pending batch, or a target system without any batch
-        of the query, is no sign of that."""
+        """This is the state after the target system was restored from a backup. A pending batch, or a target system
+        without any batch of the query, is not a sign of a restore."""
         if not self.finds_lost_batches:
             raise unittest.SkipTest("the target system does not show the sink's newest batch")
         query = self.query()
@@ -849,8 +851,8 @@ class SinkContract(ABC):
         assert not (left := self.leftovers()), f"left over: {left}"
 
     def _require_whole(self, of_batch: Sequence[Sequence[str]], step: str) -> None:
-        """Read between a kill and the next start. Some transactions may be visible, or the batch if the sink commits
-        whole batches, but not a part of one."""
+        """Read between a kill and the next start, and require that no transaction is partly visible. If the sink
+        commits whole batches, the batch must not be partly visible either."""
         seen = Counter(self.visible())
         for values in [[*chain(*of_batch)]] if isinstance(self.make_sink(), WholeBatchSink) else of_batch:
             times = {seen[value] for value in values}
@@ -886,7 +888,8 @@ class SinkContract(ABC):
         assert not (found := query.recover()), f"open: {found}"
 
     def _pre_committed(self, values: Iterable[str], round: Round = FIRST_ROUND) -> list[Committable]:
-        """Return one pre-committed transaction per value, each from a participant of the round that is gone."""
+        """Return one pre-committed transaction per value, each written in ``round`` by a participant that no longer
+        exists."""
         return [
             self.query().pre_committed(self.record_batch([value]), round=round, partition=partition)
             for partition, value in enumerate(values)
@@ -901,7 +904,7 @@ class SinkContract(ABC):
             yield participant
 
     def _attempt(self, value: str, round: Round = FIRST_ROUND, *, serial: int) -> Participant:
-        """Return an attempt at a partition that has written ``value``. Use it as a context."""
+        """Return an attempt at a partition, which has written ``value``. Use the attempt as a context."""
         records = self.record_batch([value])
         attempt = self.query().participant(records.schema, round, serial=serial)
         attempt.write(SINK, records)
@@ -925,7 +928,7 @@ def _name(committable: Committable) -> str:
 
 
 def _without(records: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records without one equal record for each of ``others``. Records may not be hashable."""
+    """Return ``records`` less one equal record for each of ``others``. Records may not be hashable."""
     left = list(records)
     for other in others:
         if other in left:

@@ -35,7 +35,7 @@ class Drawn:
 
     Args:
         query: the query that writes.
-        readers: name → a function that reads all visible rows. Columns that a reader lacks are not compared.
+        readers: name → a function that reads all visible rows. Columns that a reader does not return are not compared.
         schema: the columns.
         batch_of: makes a record batch from rows.
         unique: the column that identifies rows.
@@ -114,7 +114,8 @@ class Drawn:
         return reduce(operator.or_, self._compared.values(), Counter())
 
     def _smallest(self, name: str) -> str:
-        """Return what is wrong with a small value of a column, if there is one that is wrong by itself."""
+        """Describe how the sink changes a small value of a column; empty if no value is changed when written by
+        itself."""
         known = dict[Any, dict[str, str]]()
 
         def changed(value: Any) -> dict[str, str]:
@@ -174,7 +175,7 @@ class Drawn:
         return taken
 
     def _apart(self, row: Row) -> list[Row]:
-        """Return a row for each value of a refused row, unless that has only one."""
+        """Return a separate row for each value of a refused row, or no rows if the refused row has only one value."""
         names = [name for name, value in row.items() if value is not None and name != self._unique] or [self._unique]
         if len(names) == 1:
             self._alone.add(names[0])
@@ -182,7 +183,7 @@ class Drawn:
         return self._rows({name: row[name]} for name in names)
 
     def _differences(self, reader: str, written: Mapping[int, Row]) -> dict[int, dict[str, str]]:
-        """Return row number → column → how a reader sees a value that differs from the one just written."""
+        """For each row number and column, return how a reader sees a value that differs from the value just written."""
         rows = self._readers[reader]()
         names = [name for name in self._schema.names if not rows or name in rows[0]]
         types = [(name, self._schema.field(name).type) for name in names]
@@ -208,11 +209,12 @@ class Drawn:
         return wrong
 
     def _named(self, row: Row) -> str:
-        """Return the first column with a value, other than the unique column."""
+        """Return the first column with a value, except the unique column."""
         return next((name for name, value in row.items() if name != self._unique and value is not None), self._unique)
 
     def _told(self, row: Row, other: Row) -> dict[str, str]:
-        """Return column → how a row that was read, ``other``, differs from the one that was written."""
+        """For each column that differs, describe how ``other``, a row that was read, differs from ``row``, which was
+        written."""
         columns = [self._schema.field(name) for name in _unlike(row, other)]
         if not columns:
             return {self._named(row): f"one more of {_short(row)}"}

@@ -31,7 +31,7 @@ BATCHES = 12
 
 
 class KeyedSinkContract(ABC):
-    """What every sink with a key must do. Collected by pytest in a subclass whose name starts with Test.
+    """Tests for every sink with a key. pytest collects them in a subclass whose name starts with Test.
 
     Each test calls ``make_sink`` several times, as ``SinkContract`` does. The table is empty at first.
     """
@@ -46,7 +46,7 @@ class KeyedSinkContract(ABC):
     """The most processes that are killed, each at a different step of a batch."""
 
     large: int = 5_000
-    """How many records the large batch has."""
+    """How many records the large batch contains."""
 
     shows_whole_transactions: bool = True
     """Whether readers never see a part of a transaction."""
@@ -62,7 +62,7 @@ class KeyedSinkContract(ABC):
 
     @abstractmethod
     def rows(self) -> list[tuple[str, str | None]]:
-        """Return what a committed reader of the target system sees: key and value of every record, in any order."""
+        """Return what a committed reader of the target system sees: the key and value of every record, in any order."""
 
     def record_batch(self, rows: Mapping[str, str | None]) -> pa.RecordBatch:
         """Return records for the sink, from key → value. Override it if columns are not named ``id`` and ``value``."""
@@ -301,8 +301,8 @@ class KeyedSinkContract(ABC):
     # Processes that are killed. ---------------------------------------------------------------------------------
 
     def test_a_process_killed_at_any_step_of_a_keyed_batch_neither_loses_nor_revives_a_record(self) -> None:
-        """In each of two tasks, each batch replaces a record, inserts one, and deletes the one that the previous batch
-        inserted."""
+        """In each of two tasks, every batch replaces a record, inserts a record, and deletes the record that the
+        previous batch inserted."""
         if not self.picklable:
             raise unittest.SkipTest("no other process can reach the target system")
         choice = Choice.given(self.kills)
@@ -321,7 +321,8 @@ class KeyedSinkContract(ABC):
         self._require({f"p{p}": f"{last}" for p in "01"} | {f"{last}.{p}": f"{last}" for p in "01"})
 
     def _require_whole(self, number: int, step: str) -> None:
-        """Read between a kill and the next start."""
+        """Read between a kill and the next start, and require that nothing is partly visible and no record has come
+        back."""
         seen = self.rows()
         keys = [key for key, _ in seen]
         assert len(keys) == len({*keys}), f"a key is there twice after a kill at {step}: {seen}"

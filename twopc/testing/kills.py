@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 FEW = "TWOPC_KILLS"
 """The environment variable that limits the kills of each test, such as ``3@1217``: at most 3 steps, in run 1217 of the
 suite. Successive run numbers choose other steps until each has had its turn. A suite that runs for every commit passes
-its run number, or the commit's hash as a number. Two in three steps are calls, the third is a line. Without ``@``, the
-steps are the same in every run."""
+its run number, or the commit's hash as a number. Two in three steps are calls; every third is a line of code. Without
+``@``, the steps are the same in every run."""
 
 HANGS_AFTER_S = 60
-"""How long a process may take, besides the patience with the target system. None takes a second by itself, but a target
-system that has just lost a client may make a new one wait."""
+"""How long a process may take, besides the patience with the target system. No process takes a second by itself, but a
+target system that has just lost a client may make a new client wait."""
 
 _CALLS = (
     "open",
@@ -115,18 +115,18 @@ def _spread(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def _in_turn(numbers: Sequence[int], most: int, run: int) -> list[int]:
-    """Return the next ``most`` numbers, after all that earlier runs took."""
+    """Return the next ``most`` numbers after those that earlier runs took."""
     return [numbers[(run * most + place) % len(numbers)] for place in range(min(most, len(numbers)))]
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the processes of one test write.
+    """The instructions for the processes of one test: what they write, and where.
 
     Attributes:
         name: the sink's name in the query.
         module: the module that defines the sink's class.
-        file: the module's file, in case it can't be imported by name, such as a file of tests.
+        file: the module's file, in case the module can't be imported by name, as with a file of tests.
         sink: the sink, unbound and pickled.
         batches: the records of each query, by partition; the first query is not killed.
         bad_records: how many records of each partition the sink refuses.
@@ -160,7 +160,7 @@ def killed_at_each_step(
 ) -> Iterator[str]:
     """Write each of ``batches`` with a separate query, and kill each query but the first at a different step.
 
-    ``patience_s``: how long the target system may give no answer. ``bad_records``: how many records of each record
+    ``patience_s``: how long the target system may fail to answer. ``bad_records``: how many records of each record
     batch are left out. ``deletes``: what each partition of each batch deletes.
 
     Yields:
@@ -168,7 +168,7 @@ def killed_at_each_step(
         steps, not all ``batches`` are written.
 
     Raises:
-        AssertionError: a process could not continue where the one before it was killed.
+        AssertionError: a process could not continue where the previous process was killed.
     """
     orders = Orders(
         name=name,
@@ -215,7 +215,8 @@ def _errors(orders: Orders) -> Path:
 class _WarmParent:
     """A single-threaded Python from which processes are forked. This process may have threads, which a fork would lose.
 
-    It starts at the first call and ends with this process. With each call it adopts this process's environment.
+    It starts at the first call and ends with this process. With each call, the parent adopts this process's
+    environment.
     """
 
     _process: subprocess.Popen[bytes] | None = None
@@ -265,7 +266,8 @@ atexit.register(_parent.end)
 
 
 def serve() -> None:
-    """Answer calls on standard input until it ends. Answers go to a copy of standard output, as sinks may print."""
+    """Answer calls on standard input until it ends. Answers go to a copy of standard output, because sinks may print to
+    standard output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with contextlib.suppress(EOFError):
@@ -316,7 +318,8 @@ def _forked(orders: Orders, run: Callable[..., None], *arguments: object) -> int
 
 
 def _learn(orders: Orders) -> int:
-    """Write a batch without a kill, and import the modules that it needs, so that the processes need not."""
+    """Write a batch without a kill, and import the modules that this needs, so that the forked processes need not
+    import them."""
     code = _forked(orders, _write_and_take_notes)
     if code == 0:
         for name in json.loads(_notes(orders).read_text(encoding="utf-8"))["modules"]:

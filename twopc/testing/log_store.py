@@ -28,13 +28,13 @@ while another thread deletes in it."""
 
 
 class LogStoreContract(ABC):
-    """What every log store must do. Collected by pytest in a subclass whose name starts with Test.
+    """Tests for every log store. pytest collects them in a subclass whose name starts with Test.
 
     Each test calls ``make_store`` several times: the stores share one folder, as processes do.
     """
 
     races = 20
-    """How many slots the writers race for. Each may have a different winner."""
+    """How many slots the writers race for. Each slot may have a different winner."""
 
     @abstractmethod
     def make_store(self) -> LogStore:

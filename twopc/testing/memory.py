@@ -1,4 +1,4 @@
-"""Sinks whose target system is this process's memory: the smallest that fulfill the whole contract."""
+"""Sinks whose target system is this process's memory: the smallest sinks that fulfill the whole contract."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ class MemorySink(KeyedSink[Transaction]):
             self.target.committed.add(name)
 
     def _apply(self, name: str) -> None:
-        """Make the records and deletes of a transaction visible. A record replaces the columns that it has."""
+        """Make the records and deletes of a transaction visible. A record replaces only the columns that it
+        contains."""
         records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])
         if self.key:
             rows = {self._key_of(row): row for row in self.target.visible}
@@ -124,7 +125,7 @@ class MemorySink(KeyedSink[Transaction]):
 class MemoryTableSink(WholeBatchSink[Transaction], MemorySink):
     """Makes whole batches visible at once, as a table format does. A batch and its mark are committed together.
 
-    Sinks with the same target show a batch at the same moment, as a catalog does that changes several tables at once.
+    Sinks with the same target show a batch at the same moment, as a catalog shows changes to several tables at once.
     """
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:

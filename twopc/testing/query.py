@@ -24,7 +24,7 @@ FIRST_ROUND = Round(incarnation=1, batch_id=0)
 
 
 class Query:
-    """Makes every call with a new sink, like a process that knows nothing of the one before.
+    """Makes every call with a new sink, like a process that knows nothing of the previous process.
 
     Args:
         make_sink: returns a new, unbound sink.
@@ -49,7 +49,7 @@ class Query:
         self._patience_s = patience_s
 
     def answered(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
+        """Repeat a call while it raises ``Retriable``, as a coordinator does, but only for ``patience_s``."""
         return answered(self._patience_s, call, *arguments)
 
     def sink(self) -> TwoPhaseCommitSink[Any]:
@@ -124,7 +124,8 @@ class Query:
         return self.answered(lambda: list(sink.recover()))
 
     def sweep(self) -> None:
-        """Roll back every open transaction until nothing new is open, as a coordinator does with undecided ones."""
+        """Roll back every open transaction until nothing new is open, as a coordinator does with undecided
+        transactions."""
         aborted: list[Committable] = []
         while (found := self.recover()) and found != aborted:
             for committable in found:
@@ -133,7 +134,7 @@ class Query:
 
 
 def answered(patience_s: float, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Repeat a call while it raises ``Retriable``, as a coordinator does, and raise that after ``patience_s``."""
+    """Repeat a call while it raises ``Retriable``, as a coordinator does, but only for ``patience_s``."""
     return until_answered("a test", call, *arguments, tell=_tell_nobody, patience_s=patience_s)
 
 

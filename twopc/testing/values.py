@@ -156,8 +156,8 @@ def _or_null(type: pa.DataType, random: Random) -> Any:
 
 
 def _few(most: int, random: Random) -> int:
-    """Return a number of digits from 1 to ``most``, more often a small one, as a column may be narrower than the Arrow
-    type."""
+    """Return a number of digits from 1 to ``most``, small numbers more often, because a column may be narrower than the
+    Arrow type."""
     return random.randint(1, random.randint(1, most))
 
 
