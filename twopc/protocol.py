@@ -107,8 +107,8 @@ def seal(life: Life, round: Round, votes: Sequence[Vote]) -> Steps[dict[str, tup
 
 
 def decide(life: Life, decision: Decision, offer: Offer) -> Steps[None]:
-    """Append the decision: the commit point. After a failed append the outcome is unknown, so nothing is aborted,
-    unless the log has refused the decision before it put an entry."""
+    """Append the decision: the commit point. If the append fails, its outcome is unknown, so nothing is aborted.
+    Only if the log refused the decision before writing anything is the round rolled back."""
     try:
         yield from steps.append(life.log, decided(life.tail, decision, offer.reads))
     except Refused as error:
@@ -251,7 +251,8 @@ def resume(url: str, log_id: str, incarnation: int) -> Steps[Life]:
 
 
 def oldest_decided(life: Life) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which an error means that the oldest pending batch, if there is one, can't be finished."""
+    """Return a context that replaces an error that only an undecided batch may have, if a batch is pending: the oldest
+    one is decided. See ``decided_batch``."""
     oldest = next(iter(life.pending), None)
     return contextlib.nullcontext() if oldest is None else decided_batch(oldest)
 

@@ -65,8 +65,8 @@ def parts(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def first_record(column: pa.Array, field: pa.Field, rule: Rule, below: str = "") -> tuple[int, str] | None:
-    """Return the position of the first record with a value that breaks ``rule``, however deeply nested, and the value's
-    path, such as ``orders.element.id``, within ``below``.
+    """Return the position of the first record with a value that breaks ``rule``, however deeply nested, and the path to
+    that value, such as ``orders.element.id``. ``below`` is the start of the path. None if no value breaks the rule.
 
     Data below a null is ignored. The types of ``field`` may allow fewer nulls than those of ``column``.
     """

@@ -355,7 +355,7 @@ KEEP_LISTINGS_FRESH = (
 
 
 def warn_of_late_listings(store: LogStore) -> None:
-    """Warn, once per store, if a fenced driver may not learn of it in time.
+    """Warn, once per store, if listings may be so late that a driver does not notice in time that it is fenced.
 
     Such a store is not refused. It is safe as long as drivers do not run on two machines at the same time.
     """

@@ -33,7 +33,8 @@ MAX_BYTES = 16 << 20
 as many batches."""
 
 RETRIES_APART_S = 5.0
-"""How long retried calls share a line. An outage must not push all other events out of the file."""
+"""The least time between two lines about a retried call. Retries in between are counted in one line, so that an outage
+does not push all other events out of the file."""
 
 CAPACITY = 16 << 20
 """The most bytes that wait while the disk does not respond. A line of a wide batch takes 100 kB and more."""

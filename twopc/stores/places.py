@@ -33,8 +33,8 @@ _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs", "abfss":
 
 
 def parsed_place(what: str, place: object) -> tuple[str | None, str]:
-    """Return the protocol of a URL, or None for a path, and the path in it. ``place``: the user's value, as text or an
-    ``os.PathLike``. ``what``: the folder's name in errors.
+    """Split ``place``, which is text or an ``os.PathLike``, into a protocol and a path. The protocol is None if
+    ``place`` is a plain path. ``what``: the folder's name in errors.
 
     Raises ConfigurationError if the value is neither text nor a path, if the URL is empty, if it contains a password or
     a shared access signature (which the message does not repeat), if a ``file://`` URL names a host, or if an object

@@ -157,8 +157,8 @@ class SinkContract(ABC):
 
     @contextlib.contextmanager
     def silent_sink(self) -> Iterator[TwoPhaseCommitSink[Any] | None]:
-        """Yield a new sink whose target system does not answer, for example at a closed port. The target system may be
-        silent for all sinks during the context. None, the default, if the test can't silence it."""
+        """Yield a new sink whose target system does not answer, for example at a closed port. Within the
+        context, the target system need not answer any sink. Yields None, the default, if the test can't silence it."""
         yield None
 
     def becomes_visible(self, values: list[str]) -> bool:

@@ -144,8 +144,8 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 
 
 _RULES = (NOT_UTF8, TIMES, YEARS, KEY_TWICE)
-"""Rules against values that readers misread, and against values that pyiceberg can't represent. Without them, the
-latter would fail only when pyiceberg computes a file's statistics."""
+"""Rules that refuse values that readers would misread or that pyiceberg can't represent. Without these rules, a value
+that pyiceberg can't represent would not fail until pyiceberg computes the file's statistics."""
 
 _REQUIRED = Rule(
     lambda field: not field.nullable, first_null, f"the value is null, and the column is required. {ADVICE}"

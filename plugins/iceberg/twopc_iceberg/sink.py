@@ -328,7 +328,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
     @contextlib.contextmanager
     def _undecided(self, what: str) -> Iterator[None]:
-        """Map errors of a request, named by ``what``, before the decision. Nothing is decided yet, so errors that
+        """Map the errors of a request before the decision, as ``_asking`` does. Nothing is decided yet, so errors that
         require an operator become refusals of the batch."""
         try:
             with self._asking(what):
@@ -518,7 +518,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _asking(
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
     ) -> contextlib.AbstractContextManager[None]:
-        """Map errors of a request, named by ``what``."""
+        """Turn errors of the catalog or the store into the project's own. ``what``: the request, for messages."""
         return mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what))
 
 

@@ -209,7 +209,7 @@ class TransactionWriter:
         self._open.write([(_DELETES, self._deletes.keys(keys))])
 
     def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
-        """Create a file for each partition, after a note that names all of them."""
+        """Create a file for each partition, after writing a note that lists the locations of all these files."""
         locations = [self._new_location(each, number) for number, each in enumerate(partitions, len(self._named))]
         self._named += locations
         manifest, *others = (form.manifest for form in self._forms.values())

@@ -83,7 +83,7 @@ class Created(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """A transaction as Pravega names it, in its stream."""
+    """A Pravega transaction: its stream and its id."""
 
     stream: Stream
     id: uuid.UUID

@@ -60,7 +60,7 @@ def without_null(tree: Any) -> Any:
 
 
 def single(tree: Any, path: str) -> dict[str, Any]:
-    """Return the only type of a schema other than null."""
+    """Return the type of a schema, ignoring null. Raises ConfigurationError: there is more than one type."""
     types = _types(tree)
     if len(types) != 1:
         raise ConfigurationError(f"{path}: a union of several types is not supported")
