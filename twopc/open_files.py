@@ -27,6 +27,9 @@ memory may take as many again. A single file is bounded by its format."""
 KEPT_BYTES = 128 * 1024 * 1024
 """How many bytes of already written records the encoders of the open files may keep together."""
 
+PAGE_BYTES = 1024 * 1024
+"""At how many bytes Arrow's Parquet writer ends a page, by default."""
+
 COLUMN_BYTES = 700
 """The memory of a column of a record batch beside its values, measured with pyarrow 26."""
 
@@ -236,10 +239,11 @@ class RowGroups:
         self.held_bytes = self.kept_bytes = 0
 
     def write(self, records: pa.RecordBatch) -> None:
-        """Hold records until their row group is full."""
-        self._held.append(_copied(records))
+        """Hold records until their row group is full. Those that fill it are written now, and need no copy."""
         self.held_bytes += memory_bytes(records)
-        if self.held_bytes >= self._most_bytes:
+        is_full = self.held_bytes >= self._most_bytes
+        self._held.append(records if is_full else _copied(records))
+        if is_full:
             self.flush()
 
     def flush(self) -> None:
@@ -255,6 +259,13 @@ class RowGroups:
         """Release the held records."""
         self._held.clear()
         self.held_bytes = 0
+
+
+def values_at_once(records: pa.Table) -> int:
+    """Return how many values Arrow's Parquet writer may encode before it looks whether a page is full, by the first row
+    group. It takes 1,024 of any size by default, so a page of large records, and what is made of it, would take several
+    times the memory of the row group."""
+    return max(1, min(1_024, len(records) * PAGE_BYTES // max(1, int(records.nbytes))))
 
 
 def with_bounds(schema: pa.Schema) -> list[str]:

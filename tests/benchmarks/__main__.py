@@ -25,6 +25,7 @@ from tests.benchmarks import (
     protocol,
     routing,
     scale,
+    scale_spark,
     staging,
     writer,
 )
@@ -45,7 +46,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "changes-beside-spark": changes.run_beside_spark,
     "changes-large": changes.run_large,
     "log": log.run,
-    "scale": scale.run,
+    "scale": lambda quick: [*scale.run(quick), *scale_spark.run(quick)],
 }
 
 

@@ -95,9 +95,9 @@ def alone(measured: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply_async(measured, arguments).get(ALONE_AT_MOST_S)
 
 
-def peak_mib() -> float:
-    """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
-    [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def peak_mib(pid: int | str = "self") -> float:
+    """Return the peak memory of a process. ``getrusage`` would return the parent's peak if that was higher."""
+    [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(kib) / 1024
 
 

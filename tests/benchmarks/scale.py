@@ -1,4 +1,4 @@
-"""How cost grows with the transactions of a batch, and with the queries of a driver. ``soak`` has a long life.
+"""How cost grows with the transactions of a batch, and with the queries of a driver, without Spark.
 
 Most of it is counted, so it is the same on any machine: bytes, memory, requests, calls of Python functions, threads,
 descriptors. Milliseconds are reported beside that, and only a quiet machine gives them a meaning.
@@ -43,7 +43,7 @@ Sinks = Mapping[str, TwoPhaseCommitSink[Any]]
 
 
 def run(quick: bool) -> list[Row]:
-    """Return what wide batches, many queries and a long life cost."""
+    """Return what wide batches and many queries cost."""
     sizes, queries = (SIZES[:3], QUERIES[:2]) if quick else (SIZES, QUERIES)
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
@@ -96,7 +96,7 @@ def _kafka_sinks(count: int, options: Mapping[str, Any]) -> Sinks:
     return {f"sink{number}": twopc.create_sink("kafka", options) for number in range(count)}
 
 
-class _CountedLog:
+class CountedLog:
     """A log on a disk that counts what it is asked."""
 
     def __init__(self, url: str) -> None:
@@ -119,7 +119,7 @@ class _CountedLog:
 
 def _wide(make: Callable[[], Sinks], log: str, transactions: int, what: str) -> list[Row]:
     """Run three batches, and recover from one that was killed before its decision."""
-    sinks, store = make(), _CountedLog(log)
+    sinks, store = make(), CountedLog(log)
     of_each = transactions * len(sinks)
     driver = Coordinator(sinks, store, owner="benchmark", rest_interval_s=None)
     driver.run(0, functools.partial(_votes, sinks, transactions))
@@ -185,7 +185,7 @@ def _calls() -> Iterator[Counter[str]]:
 
 def _queries(kafka: Mapping[str, Any], folder: str, queries: int, idle_s: float) -> list[Row]:
     """Run queries of four tasks in one driver, at once, and then leave them without a batch."""
-    logs = [_CountedLog(tempfile.mkdtemp(dir=folder)) for _ in range(queries + 1)]
+    logs = [CountedLog(tempfile.mkdtemp(dir=folder)) for _ in range(queries + 1)]
     sinks = [_kafka_sinks(1, kafka) for _ in logs]
     drivers = [
         Coordinator(of_query, log, owner=f"query {number}")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc.open_files import OpenFiles, RowGroups, partition_folder, with_bounds
+from twopc.open_files import OpenFiles, RowGroups, partition_folder, values_at_once, with_bounds
 from twopc.stores.disk import discard
 from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
@@ -34,15 +34,9 @@ class _OpenFile(RowGroups):
         self.output, self._target_bytes, self._finished = output, target_bytes, finished
         self.footers: list[pq.FileMetaData] = []
         self.floats = {column.name: FloatBounds() for column in schema if types.is_floating(column.type)}
-        self._writer = pq.ParquetWriter(
-            output,
-            schema,
-            compression="snappy",
-            store_schema=False,
-            write_statistics=with_bounds(schema),
-            metadata_collector=self.footers,
-        )
-        super().__init__(self._writer.write_table, min(ROW_GROUP_BYTES, target_bytes))
+        self._schema = schema
+        self._writer: pq.ParquetWriter | None = None
+        super().__init__(self._write_group, min(ROW_GROUP_BYTES, target_bytes))
 
     @property
     def is_full(self) -> bool:
@@ -53,14 +47,30 @@ class _OpenFile(RowGroups):
             bounds.add(records.column(name))
         super().write(records)
 
+    def _write_group(self, table: pa.Table) -> None:
+        self._writer = self._writer or pq.ParquetWriter(
+            self.output,
+            self._schema,
+            compression="snappy",
+            store_schema=False,
+            write_statistics=with_bounds(self._schema),
+            write_batch_size=values_at_once(table),
+            metadata_collector=self.footers,
+        )
+        self._writer.write_table(table)
+
     def finish(self) -> None:
         self.flush()
-        self._writer.close()
+        self._close()
         self._finished(self)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
     def discard(self) -> None:
         super().discard()
-        for closes in (self._writer.close, functools.partial(discard, self.output)):
+        for closes in (self._close, functools.partial(discard, self.output)):
             with contextlib.suppress(Exception):  # the file is removed, whatever the error
                 closes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from twopc.columns import ADVICE
 from twopc.errors import ConfigurationError
-from twopc.open_files import RowGroups, with_bounds
+from twopc.open_files import RowGroups, values_at_once, with_bounds
 from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null
 from twopc_files.formats import Format, Lent, Output
 
@@ -60,8 +61,9 @@ class Parquet(Format):
     def check_type(self, schema: pa.Schema) -> None:
         super(Parquet, self).check_type(schema)
         # Which types are supported depends on pyarrow's version.
-        with self.writer(io.BytesIO(), schema) as writer:
-            writer.write_table(schema.empty_table())
+        empty = schema.empty_table()
+        with self.writer(io.BytesIO(), schema, empty) as writer:
+            writer.write_table(empty)
 
     def checker(self, schema: pa.Schema) -> Check:
         return checker(schema, _RULES)
@@ -69,14 +71,15 @@ class Parquet(Format):
     def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
         return ParquetRecords(self, file, schema)
 
-    def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
-        """Return pyarrow's writer with these settings."""
+    def writer(self, file: io.IOBase, schema: pa.Schema, first: pa.Table) -> Any:
+        """Return pyarrow's writer with these settings, for the row group ``first`` and others like it."""
         return pq.ParquetWriter(
             file,
             schema,
             compression=self.compression,
             compression_level=self.compression_level,
             write_statistics=with_bounds(schema),
+            write_batch_size=values_at_once(first),
         )
 
 
@@ -99,9 +102,11 @@ class ParquetRecords(RowGroups):
     def __init__(self, parquet: Parquet, file: Output, schema: pa.Schema) -> None:
         super().__init__(self._write_row_group, parquet.row_group_bytes)
         self._lent = Lent(file)
-        self._writer = parquet.writer(self._lent, schema)
+        self._create = functools.partial(parquet.writer, self._lent, schema)
+        self._writer: Any = None
 
     def _write_row_group(self, records: pa.Table) -> None:
+        self._writer = self._writer or self._create(records)
         self._writer.write_table(records)
         self._lent.check()
 

@@ -29,7 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 from pyiceberg.types import DoubleType, FloatType
 
-from twopc.open_files import OpenFiles, RowGroups
+from twopc.open_files import OpenFiles, RowGroups, values_at_once
 from twopc.stores.disk import discard
 from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
@@ -113,6 +113,7 @@ class _OpenFile(RowGroups):
                 # Parquet bounds exclude NaN. Spark and DuckDB treat NaN as the greatest value, and would skip files and
                 # row groups that contain it.
                 "write_statistics": sorted(self._ids.keys() - self._floats),
+                "write_batch_size": values_at_once(table),
             }
             stream = self._output.create(overwrite=True)
             self._writer = pq.ParquetWriter(stream, table.schema, store_decimal_as_integer=True, **options)
