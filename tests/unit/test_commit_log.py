@@ -12,7 +12,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
-from twopc.log import commit_log, entries, steps
+from twopc.log import commit_log, steps
 from twopc.log.commit_log import on_store, read_tail
 from twopc.log.entries import Decision, opened
 from twopc.log.entry_json import serialise
@@ -95,7 +95,7 @@ def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
     store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CommitLog.open(store, "query")
-    monkeypatch.setattr(entries, "LONGEST_DECISION", 100)
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_DECISION", 100)
     with pytest.raises(ConfigurationError, match="too many transactions or files"):
         log.decide(decision(0))
     monkeypatch.undo()
