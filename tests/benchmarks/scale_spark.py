@@ -57,11 +57,12 @@ HOT_RECORDS, OTHERS = 1_800_000, 3
 """Of the hot task, and how many tasks share the other tenth of a batch."""
 
 EXECUTORS, KILLS, ROWS, SLICES = 4, 20, 40_000, 8
-IDLE_S = 60.0
+IDLE_S, HOUR_MS = 60.0, 3_600_000
 MIB = 1024**2
 
 PROPERTIES = {
     "message.max.bytes": 2**26,
+    "transaction.max.timeout.ms": HOUR_MS,
     "log.segment.bytes": 2**27,
     "log.retention.bytes": 2**29,  # so that a disk need not hold what is only counted
     "log.retention.check.interval.ms": 1000,
@@ -82,9 +83,9 @@ class Place:
 
     def write(self, backend: str, **arguments: Any) -> ForeachBatch:
         """Return what writes with a new log, into a new target or into the topic."""
-        limit = {"message.max.bytes": 2**25}
+        limits = {"message.max.bytes": 2**25, "transaction.timeout.ms": HOUR_MS}
         options: dict[str, Callable[[], Mapping[str, Any]]] = {
-            "kafka": lambda: {"bootstrap.servers": self.servers, "topic": "target", **limit},
+            "kafka": lambda: {"bootstrap.servers": self.servers, "topic": "target", **limits},
             "files": lambda: {"path": f"{self.new_folder()}/files"},
             "iceberg": lambda: create_iceberg(self.new_folder(), pa.schema({"value": pa.binary()})),
         }
