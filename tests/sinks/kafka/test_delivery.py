@@ -365,7 +365,8 @@ def fenced(topic: Any, make_sink: Any) -> Iterator[Writer]:
     old, new = (Writer(options, f"fenced-{topic.name}") for _ in range(2))
     new.write(text("new"))
     new.finish()
-    old.write(text("old"))
+    with contextlib.suppress(RoundAborted):  # a slow machine lets it learn that amid the first write
+        old.write(text("old"))
     yield old
     old.abort()
 
